@@ -25,7 +25,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "guide" / "reference.md"
 WITHOUT_DOCSTRING = {
     "StateListener": (
         "A function `(new, old)` of two `ClientState`, for `KafkaStreams.set_state_listener`."
-    ),
+    )
 }
 
 

@@ -19,13 +19,7 @@ from everflow.instance.thread.columns import prepared_columns
 from everflow.protocol.messages import BatchFailure
 from everflow.records import EdgeBatch
 from everflow.sockets import MOST_MESSAGE_BYTES
-from everflow.topology.plan import (
-    ARROW,
-    ColumnsOp,
-    PhysicalPlan,
-    Projection,
-    computed_by,
-)
+from everflow.topology.plan import ARROW, ColumnsOp, PhysicalPlan, Projection, computed_by
 from everflow.worker.columns import ColumnClient
 from everflow.worker.failures import SparkSays
 from everflow.worker.order import Records

@@ -121,8 +121,7 @@ def test_a_check_without_tests_runs_lint_and_types(tmp_path: Path) -> None:
     script, path, _ = _checkout(tmp_path, "exit 0")
     ran = tmp_path / "ran"
     _executable(
-        script.parent / ".venv/bin/python",
-        f'case "$*" in -m*) echo "$2 $3" >>"{ran}" ;; esac',
+        script.parent / ".venv/bin/python", f'case "$*" in -m*) echo "$2 $3" >>"{ran}" ;; esac'
     )
     assert _run(script, "check", cwd=tmp_path, path=path).returncode == 0
     assert sorted(ran.read_text().split("\n")[:-1]) == ["mypy ", "ruff check", "ruff format"]

@@ -395,12 +395,7 @@ IN_TIME = Family(
 PAGES: Mapping[str, Mapping[str, Family]] = {
     "operators.md": {"stateless": STATELESS, "deduplicate": DEDUPLICATE},
     "aggregations.md": {"aggregates": AGGREGATES, "ttl": TTL},
-    "tables.md": {
-        "tables": TABLES,
-        "suppressed": SUPPRESSED,
-        "final": FINAL,
-        "cogroup": COGROUP,
-    },
+    "tables.md": {"tables": TABLES, "suppressed": SUPPRESSED, "final": FINAL, "cogroup": COGROUP},
     "time.md": {"windows": WINDOWS},
     "joins.md": {"joins": JOINS, "lookups": LOOKUPS},
     "joins-in-time.md": {"in-time": IN_TIME},

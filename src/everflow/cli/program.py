@@ -17,6 +17,7 @@ import tokenize
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -70,8 +71,9 @@ def load_topology(target: str, *, start_spark: Callable[[], object]) -> Topology
 @contextmanager
 def loaded(target: str, status: StatusLine) -> Iterator[Topology]:
     """`load_topology`; ``status`` shows it, and the waits of the block, if they last."""
-    with shown_by(status.waiting):
-        with status.waiting(f"loading {target}", after_s=LOAD_SILENT_S):
+    lasting = partial(status.waiting, after_s=LOAD_SILENT_S)
+    with shown_by(lasting):
+        with lasting(f"loading {target}"):
             topology = load_topology(target, start_spark=get_context)
         yield topology
 

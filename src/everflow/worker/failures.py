@@ -271,10 +271,13 @@ _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str],
 
 def serde_outage(error: Exception) -> RetriableError | None:
     """The error to raise where a serde of the user got no answer from a service (a schema
-    registry), else None. The batch then waits, whatever the handlers say: no record is at fault."""
+    registry), else None, also where it is that error already. The batch then waits, whatever the
+    handlers say: no record is at fault."""
     record = error.failure.record if isinstance(error, RecordFailure) else None
     written = isinstance(error, RecordFailure) and error.failure.stage == PRODUCTION
-    if not (is_outage(error) and (written or any(isinstance(e, SerdeError) for e in chain(error)))):
+    if isinstance(error, RetriableError) or not is_outage(error):
+        return None
+    if not (written or any(isinstance(one, SerdeError) for one in chain(error))):
         return None
     where = [] if record is None else [TopicPartition(record.topic, record.partition)]
     return RetriableError(

@@ -388,8 +388,11 @@ class GroupRun:
         if (damage := damage_in(cause)) is not None:
             raise damage from damage.__cause__
         op = self._failed_in(error)
+        topics = {one.topic for one in self.sources if one.subtopology == op.subtopology}
+        mine = (tp for tp in self.request.ranges if tp.partition == call.partition)
+        inputs = [tp for tp in mine if tp.topic in topics]
         if (away := serde_outage(RecordFailure(None, op.where, cause))) is not None:
-            raise away from cause
+            raise RetriableError(str(away), inputs) from cause
         task = TaskId(op.subtopology, call.partition)
         where = "" if op.name == call.node else f", in node {op.name}"
         text = (
@@ -424,9 +427,6 @@ class GroupRun:
                 )
             ) from cause
         if response is Response.RETRY:
-            topics = {one.topic for one in self.sources if one.subtopology == op.subtopology}
-            mine = (tp for tp in self.request.ranges if tp.partition == task.partition)
-            inputs = [tp for tp in mine if tp.topic in topics]
             raise RetriableError(f"{text} (its handler says RETRY)", inputs) from cause
         first, _, rest = text.rpartition("\n  ")
         self.left_out.append(f"{first.partition(chr(10))[0]:.300} {rest}")

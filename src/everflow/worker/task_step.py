@@ -707,13 +707,12 @@ class Partitions:
 def _numbers(answer: Any, topic: str, count: int) -> list[int]:
     if answer is None:
         return [BY_KEY]
-    several = isinstance(answer, list | tuple | set | frozenset)
-    numbers = sorted(set(answer)) if several else [answer]
+    numbers = answer if isinstance(answer, list | tuple | set | frozenset) else [answer]
     for number in numbers:
         whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
         if not whole or not 0 <= number < count:
             raise _wrong(number, topic, count)
-    return [int(number) for number in numbers]
+    return sorted({int(number) for number in numbers})
 
 
 def _wrong(number: Any, topic: str, count: int) -> ValueError:

@@ -194,11 +194,7 @@ def test_any_header_passes_program_letters_and_replay(app: Application, cluster:
         errors_dead_letter_queue_topic_name=dead,
     )
     named = [(name.decode(errors="replace"), data) for name, data in HEADERS]
-    assert headers_of(cluster, output, 3) == {
-        b"plain": [],
-        b"odd": named,
-        b"last": named[:2],
-    }
+    assert headers_of(cluster, output, 3) == {b"plain": [], b"odd": named, b"last": named[:2]}
     (letter,) = headers_of(cluster, dead, 1).values()
     assert letter[:4] == named[:4]
     assert letter[4:7] == [(f"__everflow.own.{name}", data) for name, data in named[4:]]

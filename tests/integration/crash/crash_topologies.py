@@ -68,10 +68,7 @@ def _cancel_jobs() -> None:
     get_context().cancelAllJobs()
 
 
-PROGRAMS = {
-    "counts-and-copies": counts_and_copies,
-    "shared-store": shared_store,
-}
+PROGRAMS = {"counts-and-copies": counts_and_copies, "shared-store": shared_store}
 
 
 def main(name: str, settings: dict[str, Any]) -> None:

@@ -445,10 +445,10 @@ class ForwardsText(Processor):
             self.context.forward(Record("tick", "text", time))
 
 
-def ticking(made: Callable[[], Processor]) -> Topology:
+def ticking(made: Callable[[], Processor], store: Any = STORE) -> Topology:
     builder = StreamsBuilder()
     builder.stream("in", key=serdes.string(), value=serdes.long()).process(
-        made, stores=[STORE], returns=("string", "bigint"), name="ticks"
+        made, stores=[store], returns=("string", "bigint"), name="ticks"
     ).to("out", key=serdes.string(), value=serdes.long())
     return builder.build()
 
@@ -583,3 +583,26 @@ def test_a_damaged_entry_is_no_calls_fault() -> None:
         store.apply(hurt)
         with pytest.raises(DamagedEntryError, match="hurt"):
             put(driver, RECORDS)
+
+
+class CountsByClock(ReadsByClock):
+    @punctuate("10 ms")
+    def tick(self, time: int) -> None:
+        store = self.context.store("seen")
+        store.put("n", {"n": (store.get("n") or {"n": 0})["n"] + 1})
+
+
+def test_an_absent_registry_is_waited_for_in_a_call(tmp_path: Path) -> None:
+    away, handlers = tmp_path / "away", {"processing": "continue"}
+    serde: Any = Registered(away)
+    store = Stores.key_value("seen", key=serdes.string(), value=serde)
+    with TopologyTestDriver(ticking(CountsByClock, store), exception_handlers=handlers) as driver:
+        put(driver, RECORDS[:1])
+        away.touch()
+        with pytest.raises(RetriableError, match="no answer") as found:
+            put(driver, RECORDS[1:])
+        assert [str(one) for one in found.value.partitions] == ["in-0"]
+        away.unlink()
+        put(driver, RECORDS[1:])
+        assert results(driver) == [("a", 1), ("b", 2), ("c", 3)]
+        assert driver.get_key_value_store("seen").get("n")["n"] == 3

@@ -273,10 +273,7 @@ OPERATORS: dict[str, tuple[Made, float]] = {
         4 * ONE_EACH,
     ),
     "count windows": (windowed(CountWindows.of_size(10)), ONE_EACH),
-    "ttl": (
-        lambda s, path: aggregate(s.group_by_key(), path, ttl="3 seconds"),
-        ONE_EACH,
-    ),
+    "ttl": (lambda s, path: aggregate(s.group_by_key(), path, ttl="3 seconds"), ONE_EACH),
     "a processor with a store and a clock": (
         lambda s, path: s.process(processor(path), stores=KEPT, returns=("string", "bigint")),
         ONE_EACH,

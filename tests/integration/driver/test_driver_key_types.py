@@ -82,10 +82,7 @@ KINDS: dict[str, tuple[str, list[Any]]] = {
         ],
     ),
     "map": ("map<string, int>", [{"x": None}, {"x": 7}, {"x": None, "y": 7}]),
-    "struct with a map": (
-        "struct<m: map<string, int>>",
-        [{"m": {}}, {"m": {"x": 7}}, {"m": None}],
-    ),
+    "struct with a map": ("struct<m: map<string, int>>", [{"m": {}}, {"m": {"x": 7}}, {"m": None}]),
 }
 
 

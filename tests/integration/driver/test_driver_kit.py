@@ -152,10 +152,7 @@ def test_several_topics_are_one_micro_batch_in_merge_order(driver: TopologyTestD
         TopologyError, match="with what this driver's create_input_topic gave, found 'words'"
     ):
         driver.pipe_batch({"words": [("k", "v")]})  # type: ignore[dict-item]
-    with pytest.raises(
-        TypeError,
-        match=r"headers.*'kv'",
-    ):
+    with pytest.raises(TypeError, match=r"headers.*'kv'"):
         words.pipe_batch(["kv"])  # type: ignore[list-item]
 
 

@@ -374,23 +374,14 @@ ENTRY = serdes.json("id string, n int")
     [
         (lambda s: s.deduplicate("1 second"), "deduplicate keeps"),
         (lambda s: s.deduplicate("0 s", store="s"), r"within is above 0, found 0 ms"),
-        (
-            lambda s: s.deduplicate("1 s", grace=-1, store="s"),
-            r"grace.*negative.*-1",
-        ),
+        (lambda s: s.deduplicate("1 s", grace=-1, store="s"), r"grace.*negative.*-1"),
         (lambda s: s.deduplicate("1 s", by="value.id", store="s"), r"write F\.col\('value\.id'\)"),
-        (
-            lambda s: s.deduplicate("1 s", by=lambda v: v["id"], store="s"),
-            r"deduplicate.*returns=",
-        ),
+        (lambda s: s.deduplicate("1 s", by=lambda v: v["id"], store="s"), r"deduplicate.*returns="),
         (
             lambda s: s.deduplicate("1 s", by=lambda a, b, c: a, returns="string", store="s"),
             r"deduplicate.*function",
         ),
-        (
-            lambda s: s.deduplicate("1 s", by=F.col("value.nothing"), store="s"),
-            r"nothing",
-        ),
+        (lambda s: s.deduplicate("1 s", by=F.col("value.nothing"), store="s"), r"nothing"),
     ],
 )
 def test_what_cannot_work_is_refused(build: Callable[[KStream], KStream], message: str) -> None:
@@ -716,6 +707,8 @@ def test_a_column_of_numbers_says_the_partition() -> None:
         (lambda: F.array("value"), r"1.*partitions 0.*0.*in-0@1"),
         (lambda: lambda topic, key, value, count: -value, r"gave -1; out has .*in-0@1"),
         (lambda: lambda topic, key, value, count: str(value), r"gave '0'; out has .*in-0@0"),
+        (lambda: lambda topic, key, value, count: {0, "a"}, r"gave 'a'; out has .*in-0@0"),
+        (lambda: lambda topic, key, value, count: [[0]], r"gave \[0\]; out has .*in-0@0"),
         (lambda: lambda topic, key, value, count: 1 / 0, r"ZeroDivisionError.*in-0@0"),
     ],
 )

@@ -97,9 +97,7 @@ ROWS = [(50, 5), (-1, 6), (None, -7), (40, 8)]
             id="of the value",
         ),
         pytest.param(
-            lambda: LogAndSkipOnInvalidTimestamp,
-            [(0, 5, 5), (1, 6, 6), (3, 8, 8)],
-            id="skip",
+            lambda: LogAndSkipOnInvalidTimestamp, [(0, 5, 5), (1, 6, 6), (3, 8, 8)], id="skip"
         ),
         pytest.param(
             lambda: UsePartitionTimeOnInvalidTimestamp(),
@@ -137,11 +135,7 @@ def test_the_default_is_for_sources_that_say_nothing() -> None:
 @pytest.mark.parametrize(
     ("timestamp", "rows", "says"),
     [
-        (
-            lambda: F.col("value.at"),
-            ROWS,
-            r"timestamp=.*NULL.*F\.col\('timestamp'.*in-0@2",
-        ),
+        (lambda: F.col("value.at"), ROWS, r"timestamp=.*NULL.*F\.col\('timestamp'.*in-0@2"),
         (lambda: lambda value: value["at"], ROWS, r"negative.*in-0@2"),
         (lambda: lambda value: 2**70, ROWS, r"divide.*in-0@0"),
         (lambda: lambda value: "now", ROWS, r"'now'.*number"),
@@ -152,11 +146,7 @@ def test_the_default_is_for_sources_that_say_nothing() -> None:
             r"since 1970: int\(time\.timestamp\(\) \* 1000\)",
         ),
         (lambda: F.col("value.n") * 10**18, ROWS[:1] * 3, "divide them"),
-        (
-            lambda: UsePartitionTimeOnInvalidTimestamp(),
-            ROWS[2:],
-            r"partition.*in-0@0",
-        ),
+        (lambda: UsePartitionTimeOnInvalidTimestamp(), ROWS[2:], r"partition.*in-0@0"),
     ],
 )
 def test_an_extractor_without_answer_names_the_record(timestamp: Any, rows: Any, says: str) -> None:

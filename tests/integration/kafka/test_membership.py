@@ -333,7 +333,5 @@ def test_who_stood_still_is_new(join: Callable[..., Instance], child: tuple[Chil
     lost = paused.told.index("Lost 1\n")
     assert lost < paused.told.index("Assigned 1\n"), paused.told
     await_told(
-        [other],
-        lambda: len(other.tasks) == 1 and other.member.stable,
-        "the tasks are shared again",
+        [other], lambda: len(other.tasks) == 1 and other.member.stable, "the tasks are shared again"
     )

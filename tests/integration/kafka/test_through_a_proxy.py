@@ -327,10 +327,7 @@ CASES = [
     Case("too large", refused("Produce", K.MSG_SIZE_TOO_LARGE), RecordTooLargeError, "too large"),
     Case("no topic, then there", refused("Produce", K.UNKNOWN_TOPIC_OR_PART, 2), None),
     Case(
-        "no topic",
-        refused("Produce", K.UNKNOWN_TOPIC_OR_PART),
-        RetriableError,
-        "create the topic",
+        "no topic", refused("Produce", K.UNKNOWN_TOPIC_OR_PART), RetriableError, "create the topic"
     ),
     Case("forbidden topic", refused("Produce", K.TOPIC_AUTHORIZATION_FAILED), FatalError, "mend"),
     Case("fenced", refused("Produce", K.INVALID_PRODUCER_EPOCH), TaskMigratedError, "owner"),
@@ -392,12 +389,7 @@ CASES = [
         UnknownOutcomeError,
         "no answer to the commit within 2 s",
     ),
-    Case(
-        "fenced commit",
-        refused("EndTxn", K.PRODUCER_FENCED),
-        TaskMigratedError,
-        "Another owner",
-    ),
+    Case("fenced commit", refused("EndTxn", K.PRODUCER_FENCED), TaskMigratedError, "Another owner"),
     Case(
         "forbidden commit",
         refused("EndTxn", K.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),

@@ -235,10 +235,7 @@ def test_what_a_new_aggregate_can_do(app: Application, cluster: Cluster, tmp_pat
     before = cluster.committed(app.id, source), cluster.read(f"{app.id}-seen-changelog")
     with pytest.raises(StoreLayoutError, match="seen"):
         app.instance(program("double", 1)).start()
-    assert before == (
-        cluster.committed(app.id, source),
-        cluster.read(f"{app.id}-seen-changelog"),
-    )
+    assert before == (cluster.committed(app.id, source), cluster.read(f"{app.id}-seen-changelog"))
     with pytest.raises(InternalTopicError, match="seen-anew-changelog"):
         app.instance(program("double", 1, "seen-anew")).start()
     cluster.write(source, [text("k", "v")])

@@ -13,12 +13,7 @@ from integration.lifecycle.lifecycle_cluster import Application, Cluster
 from integration.observed.test_state_frames import KEYS, changelog, topology, where, written
 from markdown_pages import ROOT
 
-pytestmark = [
-    pytest.mark.broker,
-    pytest.mark.spark,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 KEY_NAMES = [f"k{k}" for k in range(KEYS)]
 

@@ -159,10 +159,7 @@ def table_table(
 ) -> list[list[Result]]:
     left, right = Table("l"), Table("r")
     join = TableTableJoin(
-        left=replace(left.joined, side=0),
-        right=right.joined,
-        kind=kind,
-        emit_every_update=every,
+        left=replace(left.joined, side=0), right=right.joined, kind=kind, emit_every_update=every
     )
     found = []
     for batch in batches(rows, cuts):

@@ -2,15 +2,20 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import orjson
 import pytest
+from rich.console import Console
 
+from everflow.cli import program as programs
 from everflow.cli.program import load_topology, place_of, put_current_folder_on_path, require_name
+from everflow.console.status import StatusLine
 from everflow.errors import TopologyError
 from everflow.hidden_modules import library
+from everflow.retry import waiting
 from everflow.topology.program import Topology
 
 PROGRAM = """
@@ -325,3 +330,17 @@ def test_namespace_modules_are_found(folder: Path, target: str, packages: tuple[
 def test_a_run_says_which_file_it_runs(folder: Path) -> None:
     load("program:builder")
     assert place_of("program:builder") == f"program.py ({folder / 'program.py'}), builder"
+
+
+def test_what_is_waited_for_is_shown_where_it_lasts() -> None:
+    """Else lines of progress stand before what `everflow state` says of its result."""
+    shown: list[float] = []
+
+    class Line(StatusLine):
+        @contextmanager
+        def waiting(self, what: str, *, after_s: float = 0.0) -> Iterator[None]:
+            shown.append(after_s)
+            yield
+
+    with programs.loaded("program:builder", Line(Console())), waiting("reading counts-0"):
+        assert shown == [programs.LOAD_SILENT_S, programs.LOAD_SILENT_S]

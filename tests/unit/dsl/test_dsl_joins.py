@@ -256,10 +256,7 @@ def test_only_an_inner_join_by_a_foreign_key_asks_again() -> None:
 
 # Streams and tables meet where equal keys are equal bytes, and are refused elsewhere.
 
-LONG_WINDOW, SHORT_WINDOW = (
-    serdes.time_windowed(TEXT, 5_000),
-    serdes.time_windowed(TEXT, 2_000),
-)
+LONG_WINDOW, SHORT_WINDOW = (serdes.time_windowed(TEXT, 5_000), serdes.time_windowed(TEXT, 2_000))
 
 
 def json_of(field: pa.Field) -> Serde:
@@ -322,10 +319,7 @@ UNLIKE: dict[str, tuple[Any, Any]] = {
 
 def sides(one: Any, other: Any) -> tuple[KStream, KStream]:
     builder = StreamsBuilder()
-    return (
-        builder.stream("a", key=one, value=TEXT),
-        builder.stream("b", key=other, value=TEXT),
-    )
+    return (builder.stream("a", key=one, value=TEXT), builder.stream("b", key=other, value=TEXT))
 
 
 def joins(one: Any, other: Any) -> list[Any]:

@@ -564,10 +564,7 @@ def partitions_said(sink: SinkOp, keys: list[Any], count: int) -> list[int]:
 @pytest.mark.parametrize("wrong", ["murmur3", "CRC32", 7, lambda key: 0])
 def test_what_is_no_partitioner_is_refused_with_the_line(wrong: Any) -> None:
     builder = StreamsBuilder()
-    calls: tuple[Callable[..., Any], ...] = (
-        builder.stream,
-        partial(builder.table, store="t"),
-    )
+    calls: tuple[Callable[..., Any], ...] = (builder.stream, partial(builder.table, store="t"))
     for call in calls:
         with pytest.raises(TopologyError, match="partitioner") as raised:
             call("t", partitioner=wrong)

@@ -305,11 +305,7 @@ def test_a_built_in_merges_no_key(
 # Options of one store.
 
 SLIDING = SlidingWindows.of_time_difference(5)
-WINDOWS: dict[str, Any] = {
-    "tumbling": TEN,
-    "sliding": SLIDING,
-    "sessions": SessionWindows(10),
-}
+WINDOWS: dict[str, Any] = {"tumbling": TEN, "sliding": SLIDING, "sessions": SessionWindows(10)}
 
 
 def counted(windows: Any, store: str | Materialized) -> TopologyTestDriver:

@@ -324,9 +324,7 @@ def extended() -> ExtendedWorld:
     return ExtendedWorld()
 
 
-def test_where_a_topic_begins_is_committed_before_tasks_go_over(
-    extended: ExtendedWorld,
-) -> None:
+def test_where_a_topic_begins_is_committed_before_tasks_go_over(extended: ExtendedWorld) -> None:
     extended.extension.check()
     assert extended.done == ["prepare", "exchange", {NEW[0]: 5}, "grown"]
     assert {task: one.positions for task, one in extended.begun.items()} == {

@@ -531,11 +531,7 @@ def test_a_named_one_decides(path: str) -> None:
 
 def test_a_class_itself_is_taken() -> None:
     config = StreamsConfig(
-        **{
-            "application.id": "a",
-            "bootstrap.servers": "b:1",
-            "task.assignor.class": GivesAll,
-        }
+        **{"application.id": "a", "bootstrap.servers": "b:1", "task.assignor.class": GivesAll}
     )
     assert config.task_assignor_class == f"{__name__}:GivesAll"
 

@@ -265,6 +265,9 @@ def test_who_has_waited_longest_of_those_with_most_gives_way() -> None:
     assert room.came(Held("kubelet", 9.0, closed))
     assert closed == [ours[1]]
     assert not room.full
+    room, pair = room_for(2, 1), [Held("prometheus", 2.0, closed), Held("browser", 1.0, closed)]
+    assert all(room.came(one) for one in [*pair, Held("kubelet", 9.0, closed)])
+    assert closed == [ours[1], pair[1]], "of hosts with as many, too"
 
 
 def test_where_all_are_answered_some_more_may_come_and_no_more_than_those() -> None:

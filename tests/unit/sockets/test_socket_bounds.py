@@ -169,11 +169,7 @@ def test_a_worker_refuses_a_request_that_is_too_large(tmp_path: Path) -> None:
     nothing: Any = None
     with listening(tmp_path / "r", too_large) as path:
         step = ResidentStep(
-            step=nothing,
-            decoder=nothing,
-            read_committed=True,
-            ahead_bytes=1,
-            columns="",
+            step=nothing, decoder=nothing, read_committed=True, ahead_bytes=1, columns=""
         )
         with pytest.raises(TooLargeError, match="the driver's request for a batch has 1,001 bytes"):
             step(path)

@@ -45,13 +45,7 @@ from everflow.windows import Windowed
 from everflow.worker import columns, serve
 from everflow.worker.columns import ColumnClient, ColumnsFailed
 from everflow.worker.decode import ALL_UP_TO, MOST_KEYS, ONE_OF, Judge, KeyCheck, decoded_records
-from everflow.worker.serve import (
-    PAGE_BYTES,
-    STOP,
-    ResidentStep,
-    RetainedPages,
-    WorkerPorts,
-)
+from everflow.worker.serve import PAGE_BYTES, STOP, ResidentStep, RetainedPages, WorkerPorts
 from everflow.worker.times import ages_read, moved
 from unit.builders import edge_batch, source
 from unit.builders import source as made_source
@@ -488,11 +482,7 @@ def test_the_first_request_opens_a_reader(tmp_path: Path, monkeypatch: pytest.Mo
     nothing: Any = SimpleNamespace(headers=False)
     path = str(tmp_path / "r")
     step = ResidentStep(
-        step=nothing,
-        decoder=nothing,
-        read_committed=True,
-        ahead_bytes=1,
-        columns="",
+        step=nothing, decoder=nothing, read_committed=True, ahead_bytes=1, columns=""
     )
     served = threading.Thread(target=step, args=(path,), daemon=True)
     served.start()

@@ -48,7 +48,7 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.topology.batches import BatchInput
 from everflow.topology.plan import DEAD_LETTER_SLOT, DEAD_LETTER_TYPE, Source
 from everflow.worker.decode import Judge, LogDecoder
-from everflow.worker.failures import DescribedFailure, RecordFailure, failure_of
+from everflow.worker.failures import DescribedFailure, RecordFailure, failure_of, serde_outage
 from everflow.worker.isolation import HALVED_AFTER, Isolated, Trial
 from everflow.worker.letters import (
     GlobalRecords,
@@ -489,9 +489,7 @@ def run(writer: SinkWriter, store: LmdbStore, **answered: GateAnswer) -> Any:
     )
     changes = StoreChanges("counts", [b"a", b"b"], [b"1", b"2"], np.array([1, 2]))
     result = StepResult(
-        changes={TASK: [changes]},
-        consumed={IN: 2},
-        stream_times={TASK: {"count": 2, "later": 9}},
+        changes={TASK: [changes]}, consumed={IN: 2}, stream_times={TASK: {"count": 2, "later": 9}}
     )
     return KafkaSink(None, SinkPorts(1 << 30, writer, **answered), LAYOUTS)(
         request, result, (SINK_SOURCE,)
@@ -781,6 +779,14 @@ def test_a_serde_without_an_answer_blames_no_record(stage: str, named: bool) -> 
         Isolated(decoder, {"s": "count"}).run(request(a=read[A]), read, compute)
     assert raised.value.partitions == (frozenset({A}) if named else frozenset())
     assert trials == 0
+
+
+def test_an_outage_that_is_said_keeps_its_partitions() -> None:
+    """Else every task of the batch waits for the service."""
+    said, cause = RetriableError("no answer", [A]), SerdeError("ConnectionError: refused")
+    said.__cause__, cause.__cause__ = cause, Away("refused")
+    assert serde_outage(said) is None
+    assert serde_outage(cause) is not None
 
 
 def test_a_function_s_outage_is_its_record_s_matter() -> None:

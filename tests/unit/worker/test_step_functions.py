@@ -40,13 +40,7 @@ from everflow.topology.graph import (
     SourceNode,
 )
 from everflow.topology.plan import NodeOp, PhysicalPlan, SinkOp, plan
-from everflow.worker.failures import (
-    Failures,
-    RecordFailure,
-    failure_of,
-    failure_of_text,
-    says,
-)
+from everflow.worker.failures import Failures, RecordFailure, failure_of, failure_of_text, says
 from everflow.worker.order import Order
 from everflow.worker.stores import FollowedView, TaskStores
 from everflow.worker.task_step import _to_outputs, run_function

@@ -409,16 +409,11 @@ def test_a_task_in_no_role_goes_with_time(
     assert not cleaned.wait(DELAY_MS - 1_000)
     assert cleaned.copies.offset_sums() == {A: 10, B: 10}, "within the delay it is worth having"
     assert cleaned.wait(DELAY_MS / 5)
-    assert (cleaned.directory.tasks(), cleaned.copies.offset_sums()) == (
-        [B],
-        {B: 10},
-    )
+    assert (cleaned.directory.tasks(), cleaned.copies.offset_sums()) == ([B], {B: 10})
     assert "for 600 s (state.cleanup.delay.ms): 0_0" in caplog.text
 
 
-def test_after_a_crash_or_an_eviction_everything_waits_for_the_group(
-    cleaned: CleanerWorld,
-) -> None:
+def test_after_a_crash_or_an_eviction_everything_waits_for_the_group(cleaned: CleanerWorld) -> None:
     cleaned.leave_copy(A)
     cleaned.generation = None
     assert not cleaned.wait(20 * DELAY_MS)
@@ -440,10 +435,7 @@ def test_a_copy_that_a_join_may_have_told_of_stays(cleaned: CleanerWorld) -> Non
 
     cleaned.copies.forget = join_told_of_it  # type: ignore[assignment, method-assign]
     assert not cleaned.wait(2 * DELAY_MS)
-    assert (cleaned.directory.tasks(), cleaned.copies.offset_sums()) == (
-        [A],
-        {A: 10},
-    )
+    assert (cleaned.directory.tasks(), cleaned.copies.offset_sums()) == ([A], {A: 10})
 
 
 def test_a_folder_that_stays_is_warned_of(
@@ -457,9 +449,7 @@ def test_a_folder_that_stays_is_warned_of(
     (cleaned.directory.path / ".removed").unlink()
 
 
-def test_a_read_goes_on_while_its_task_is_removed_and_comes_again(
-    cleaned: CleanerWorld,
-) -> None:
+def test_a_read_goes_on_while_its_task_is_removed_and_comes_again(cleaned: CleanerWorld) -> None:
     store = cleaned.leave_copy(A)
     with store.snapshot() as view:
         assert cleaned.wait(2 * DELAY_MS)

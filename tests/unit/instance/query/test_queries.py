@@ -588,6 +588,17 @@ def test_a_key_of_another_type_names_store_and_type(asked_instance: Instance) ->
         asked_instance.store("counts").get(None)
 
 
+def test_of_a_wrong_key_and_a_wrong_time_each_is_named(asked_instance: Instance) -> None:
+    """Of both, the one that a query looks at first."""
+    asked_instance.put(0, WINDOWS, windows({("a", 0): 1}))
+    found = store(asked_instance, "windows")
+    for key, time, error in ((7, 0, SerdeError), ("a", "x", TypeError), (7, "x", TypeError)):
+        with pytest.raises(error, match=r"'windows'.*7|time_from.*'x'"):
+            found.fetch(key, time, 5)
+    with pytest.raises(SerdeError, match=r"'windows'.*7"):
+        found.fetch_window(7, "x")
+
+
 def test_a_store_that_is_gone_while_its_task_is_said_to_run_is_moving(
     asked_instance: Instance,
 ) -> None:

@@ -135,8 +135,7 @@ class Poison:
 
 
 @pytest.mark.parametrize(
-    ("kind", "named"),
-    [("record", True), ("column", True), ("worker", False), ("hang", False)],
+    ("kind", "named"), [("record", True), ("column", True), ("worker", False), ("hang", False)]
 )
 def test_a_record_that_another_failed_on_is_left_to_its_handler(kind: str, named: bool) -> None:
     made = world()
@@ -350,9 +349,7 @@ def two_tasks() -> TwoTasks:
     return TwoTasks()
 
 
-def test_tasks_that_are_always_busy_leave_a_turn_to_one_that_failed(
-    two_tasks: TwoTasks,
-) -> None:
+def test_tasks_that_are_always_busy_leave_a_turn_to_one_that_failed(two_tasks: TwoTasks) -> None:
     fails_for(two_tasks, OTHER)
     failing = two_tasks.behave
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from everflow.errors import EverflowError, TaskMigratedError, UnknownOutcomeError
+from everflow.errors import EverflowError, RetriableError, TaskMigratedError, UnknownOutcomeError
 from everflow.kafka.errors import RefusedError
 from everflow.kafka.writing.record_writer import Deliveries, RecordWriter
 from everflow.kafka.writing.transaction import GroupMetadata, OutcomeUnknownError, Transactions
@@ -178,6 +178,31 @@ def test_without_an_id_records_arrive_in_order_and_none_is_lost() -> None:
         writer.flush(60)
         assert broker.values(TopicPartition("out", 1)) == values
         assert writer.positions() == {TopicPartition("out", 1): 500}
+
+
+def test_a_full_queue_is_waited_for_until_its_deadline() -> None:
+    broker = Broker(True, TOPICS)
+    link: Any = ModelLink(broker, random.Random(1), NONE)
+    writer = RecordWriter({**CONFIG, "queue.buffering.max.kbytes": 1}, "id", link=link)
+    writer.begin()
+    began, link.faults = link.now(), Faults(lost_before=1.0)
+    values = [b"%d" % row for row in range(500)]
+    writer.write("out", values, values, np.zeros(500, np.int64), 1)
+    with pytest.raises(RetriableError, match=r"full.* 60 s.* out"):
+        writer.send()
+    assert link.now() - began == pytest.approx(60.0)
+
+
+def test_partitions_of_another_number_than_the_records_fail_in_that_call() -> None:
+    broker = Broker(True, TOPICS)
+    link: Any = ModelLink(broker, random.Random(1), NONE)
+    writer = RecordWriter(CONFIG, None, link=link)
+    writer.begin()
+    writer.write("out", [b"k"], [b"v"], [1], [0])
+    with pytest.raises(ValueError, match="3"):
+        writer.write("out", [b"k"] * 3, [b"w"] * 3, [1, 2, 3], [0, 1])
+    writer.flush(10)
+    assert writer.positions() == {TopicPartition("out", 0): 1}
 
 
 def found(second_part: bool) -> bool:
