@@ -54,8 +54,7 @@ class Member(MemberFacts):
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """A task: the partitions it reads, those its stores are restored from, and whether it has
-    stores at all."""
+    """What is known of a task."""
 
     task: TaskId
     inputs: tuple[TopicPartition, ...]
@@ -65,8 +64,7 @@ class TaskInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterState:
-    """All that a decision depends on; equal states give equal assignments, however they are listed
-    (I8).
+    """All that a decision depends on.
 
     ``end_sums``: log ends of a stateful task's changelogs, summed; None if they could not be read
     (X2). ``racks``: of a partition's replicas. ``held_back``: a lost member's tasks that nobody

@@ -1,8 +1,8 @@
 """Lags of all copies, and tasks that wait for a lost member. Pure.
 
 With ``scheduled.rebalance.max.delay.ms`` (Connect's rule, KIP-415) a lost member's tasks wait until
-it returns. Connect holds back everything that a lost worker had; here only tasks that would start
-cold wait: stateful ones without a caught-up copy on a live member.
+it returns; here only those that would start cold: stateful ones without a caught-up copy on a live
+member.
 """
 
 from __future__ import annotations
@@ -63,7 +63,6 @@ class Lags:
         return self._ends.get(task, 0)
 
     def lag(self, member_id: str, task: TaskId) -> int:
-        """The lag of this member's copy, or of a member without one."""
         copies = self._copies.get(task)
         return self.end(task) if copies is None else copies.get(member_id, self.end(task))
 
@@ -86,7 +85,6 @@ class Lags:
         return next(iter(holders)) if len(holders) == 1 else None
 
     def restoring(self, member_id: str, task: TaskId) -> bool:
-        """True if the member owns the task and still restores it."""
         return member_id in self.owners.get(task, frozenset()) and not self.hot(member_id, task)
 
 

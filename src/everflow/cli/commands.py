@@ -1,6 +1,4 @@
-"""The command ``everflow`` itself, and what its commands share: options and the settings that they
-mean, a cluster that answers, errors, forms of results.
-"""
+"""The command ``everflow`` itself, and what its commands share."""
 
 from __future__ import annotations
 
@@ -43,7 +41,6 @@ _ORDER = (
     *("produce", "consume", "reset", "state", "status", "tasks", "lag", "drain", "rack"),
     *("autoscale", "setup", "simulate"),
 )
-"""Commands in the order of ``--help``."""
 
 
 class Commands(TyperGroup):
@@ -205,8 +202,7 @@ def assignments(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 
 def _settings_of(folders: Sequence[Path]) -> dict[str, str]:
-    """Files by name, without those that begin with a dot, as Kubernetes mounts a Secret.
-    ConfigError for a folder that cannot be read."""
+    """Files by name, but those that begin with a dot (Kubernetes' own in a Secret). ConfigError."""
     found: dict[str, str] = {}
     for folder in folders:
         try:
@@ -251,7 +247,6 @@ def connected(config: StreamsConfig, status: StatusLine) -> Iterator[ClusterAdmi
 
 
 def own_status() -> StatusLine:
-    """A line on stderr, beside the results."""
     from rich.console import Console
 
     from everflow.console.status import StatusLine
@@ -278,7 +273,6 @@ class Cluster:
 
     @contextmanager
     def connected(self) -> Iterator[tuple[StreamsConfig, ClusterAdmin, StatusLine]]:
-        """An admin client of the cluster, which answers, and a line on stderr."""
         config = self.config()
         with own_status() as status, connected(config, status) as admin:
             yield config, admin, status

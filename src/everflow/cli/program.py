@@ -167,7 +167,6 @@ def _failed(what: str, error: BaseException) -> TopologyError:
 
 
 def _is_users(filename: str) -> bool:
-    """True if a frame is of the user's program, not of importlib, everflow or a package."""
     ours = str(Path(__file__).parents[1])
     return not (
         filename.startswith(("<", ours))
@@ -367,7 +366,6 @@ def _binds_unseen(node: ast.AST) -> bool:
 
 
 def _bound(table: symtable.SymbolTable, outermost: bool = True) -> Iterator[str]:
-    """Names that the module binds, also from functions that declare them global."""
     for symbol in table.get_symbols():
         set_here = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
         if set_here and (outermost or symbol.is_declared_global()):

@@ -43,7 +43,6 @@ _SINGLE: dict[Format, tuple[Serde, Callable[[str], Any]]] = {
     Format.float_: (serdes.float_(), exact_texts.number),
     Format.double: (serdes.double(), exact_texts.number),
 }
-"""Of what is one value: its serde, and what reads its text."""
 
 
 NOW = 0
@@ -235,8 +234,7 @@ def send(config: StreamsConfig, topic: str, lines_: Iterable[Line], status: Stat
 
 
 def _in_groups(given: Iterable[Line]) -> Iterator[list[Line]]:
-    """The lines that are there at a time: one that was typed does not wait for the next. An error
-    of ``given`` is raised behind the lines before it."""
+    """The lines that are there at a time: one that was typed does not wait for the next."""
     coming: queue.Queue[Line | Exception | None] = queue.Queue(_AT_ONCE)
 
     def read() -> None:

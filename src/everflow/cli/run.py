@@ -118,7 +118,6 @@ def _ask_brokers(config: StreamsConfig, status: StatusLine) -> None:
 
 
 def pause_s(took_s: float, state: ClientState) -> float:
-    """Seconds until the next look, where the last one took ``took_s``."""
     longest_s = LONGEST_RUNNING_S if state is ClientState.RUNNING else LONGEST_INTERVAL_S
     return min(longest_s, max(WATCH_INTERVAL_S, took_s * WATCH_PAUSES))
 

@@ -217,9 +217,8 @@ def parse_topics(
 def create_topics(
     bootstrap_servers: str, topics: Mapping[str, int], say: Callable[[str], None]
 ) -> None:
-    """Create those that are missing, and say a line of each; they can be written to afterwards.
-    ConfigError, before any is created, if one that exists has another number of partitions;
-    RetriableError where the broker does not answer."""
+    """Create those that are missing, and say a line of each. ConfigError, before any is created, if
+    one that exists has another number of partitions; RetriableError."""
     from everflow.kafka.admin import ClusterAdmin
 
     with closing(ClusterAdmin({"bootstrap.servers": bootstrap_servers})) as admin:

@@ -172,8 +172,7 @@ def autoscale(
 def lag_rows(
     config: StreamsConfig, admin: ClusterAdmin, application_id: str
 ) -> list[dict[str, Any]]:
-    """Topic, partition, committed, end and lag, worst first. FatalError where the group has
-    committed nothing; RetriableError without an answer."""
+    """Topic, partition, committed, end and lag, worst first. FatalError: nothing was committed."""
     committed = admin.all_committed(application_id, ASK_S)
     if not committed:
         raise FatalError(
@@ -205,8 +204,8 @@ def lag_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def checked(target: str, settings: Mapping[str, object]) -> StreamsConfig:
-    """The configuration of instances that are started elsewhere, as processes or on other hosts.
-    ConfigError, TopologyError: what no instance could run with."""
+    """The configuration of instances started elsewhere; ConfigError, TopologyError: none could
+    run."""
     from everflow.cli.program import module_and_name, put_current_folder_on_path, require_name
     from everflow.config import StreamsConfig
     from everflow.kafka.client_settings import check_clients
@@ -320,7 +319,6 @@ def answered(status: Mapping[str, Any]) -> bool:
 
 
 def is_well(status: Mapping[str, Any]) -> bool:
-    """True if it answered, is ready, and hears its brokers."""
     return answered(status) and status["ready"]["ok"] and not _brokers_away(status)
 
 
@@ -393,7 +391,6 @@ def tasks_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def warnings(statuses: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The lines below the tasks: instances that did not answer, and those without brokers."""
     lines = []
     for status in statuses:
         if not answered(status):
@@ -671,8 +668,8 @@ def planned(
 
 
 def asked_of(address: str, instances: int | None, most: int | None) -> dict[str, Any]:
-    """Ask a fleet for its status; with ``instances`` resize it first. RetriableError where none
-    answers, ConfigError for what it refuses."""
+    """A fleet's status; with ``instances`` it is resized first. RetriableError; ConfigError:
+    refused."""
     if instances is None and most is not None:
         raise ConfigError("--max needs --instances")
     sizes = None if instances is None else {"instances": instances, "max": most}

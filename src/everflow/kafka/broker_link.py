@@ -1,7 +1,6 @@
 """kafka-python's connections under our own requests: leaders, coordinators, requests and answers.
 
-What reaches into kafka-python 3.0 for writing and watching logs is here. The event loop turns in
-the caller's thread while it waits: a batch goes through no other thread.
+What reaches into kafka-python 3.0 for writing and watching logs is here.
 """
 
 from __future__ import annotations
@@ -124,7 +123,6 @@ class BrokerLink:
         self._net.poll(timeout_ms=wait_s * 1000)
 
     def started(self, coroutine: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-        """As `start`; what it gives can be awaited."""
         future: Awaitable[T] = self._net.call_soon_with_future(coroutine)
         return future
 
@@ -142,7 +140,6 @@ class BrokerLink:
         await self._net.sleep(seconds)
 
     def close(self) -> None:
-        """Close the connections; what was not sent is gone."""
         with suppress(RuntimeError):
             if self._threaded:
                 self._net.run(self._manager.close)
@@ -174,17 +171,14 @@ class BrokerLink:
         return None if node in _NO_LEADER else node
 
     def leader_epoch(self, tp: TopicPartition) -> int:
-        """The epoch of that leader; -1: unknown."""
         client_tp = ClientTopicPartition(tp.topic, tp.partition)
         epoch = self._cluster.leader_epoch_for_partition(client_tp)
         return -1 if epoch is None else int(epoch)
 
     def knows(self, node: int) -> bool:
-        """True if the broker is in the cluster, as far as is known."""
         return self._cluster.broker_metadata(node) is not None
 
     def version(self, request: type) -> int:
-        """The latest version of a request that the brokers take."""
         return int(self._manager.broker_version_data.api_version(request))
 
     async def connect(self, node: int) -> None:
@@ -212,7 +206,6 @@ class BrokerLink:
             await self.refresh()
 
     def nodes(self) -> list[int]:
-        """All brokers, as far as is known."""
         return [int(broker.node_id) for broker in self._cluster.brokers()]
 
     def addresses(self) -> list[str]:

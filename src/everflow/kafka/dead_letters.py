@@ -63,7 +63,6 @@ class LetterPlace(NamedTuple):
 
     @property
     def note_key(self) -> bytes:
-        """The key of the note that this letter was replayed."""
         return f"{REPLAYED}/{self}".encode()
 
 
@@ -114,13 +113,11 @@ class DeadLetter:
 
     @property
     def source_partition(self) -> int | None:
-        """The source topic's partition; None where no header has its number."""
         text = self.about.get("partition", "")
         return int(text) if _is_number(text) else None
 
     @property
     def error(self) -> str:
-        """Class and first line of the message."""
         message = self.about.get("message", "").partition("\n")[0]
         kind = self.about.get("exception", "")
         known = message.startswith(kind.rpartition(".")[2] + ":")
@@ -167,7 +164,6 @@ class RawLetter(NamedTuple):
 
 
 def letter_of(record: RawLetter) -> DeadLetter:
-    """The letter, by the headers of its record."""
     about, own = sorted_out(record.headers)
     return DeadLetter(
         place=record.place,
@@ -254,7 +250,6 @@ class LetterTally:
     """Those that can be replayed and were not."""
 
     def sample(self) -> DeadLetter:
-        """The last letter, marked where it was replayed."""
         return replace(self.last, replayed=self.last.place not in self.open)
 
 
@@ -296,7 +291,6 @@ def portions(
 
 
 def groups(found: Iterable[DeadLetter]) -> list[tuple[Cause, list[DeadLetter]]]:
-    """Letters of one cause together, the most numerous first."""
     by_group: dict[Cause, list[DeadLetter]] = {}
     for letter in found:
         by_group.setdefault(letter.group, []).append(letter)
@@ -428,8 +422,8 @@ class OldLetters:
 
 class Replayer:
     """Writes letters as the records that they were, and in the same transaction notes each in the
-    dead letter topic: whoever reads that finds which are done. Owned by one thread; another one for
-    the same topic ends this one, wherever it runs. To be closed.
+    dead letter topic. Owned by one thread; another one for the same topic ends this one, wherever
+    it runs. To be closed.
 
     ``partitions(topic)``: how many it has.
     """

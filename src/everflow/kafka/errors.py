@@ -81,8 +81,7 @@ _BROKER_AWAY = int(codes.BrokerNotAvailableError.errno)
 
 
 def passes(code: int) -> bool:
-    """True if the cause of a broker's error passes: Kafka calls it retriable. The same batch is run
-    again under task.timeout.ms, and the message names the topic should it not pass."""
+    """True if the cause of a broker's error passes: Kafka calls it retriable."""
     return bool(codes.for_code(code).retriable) or code == _BROKER_AWAY
 
 

@@ -1,7 +1,5 @@
 """Joins the pure assignor to the group protocol: user data in, a checked answer per member out.
-Unreadable members, other programs and cloned folders are refused; the others go on. The program of
-the group is the one of the members that own tasks in the newest generation. A decision is told to
-people in `decision_text`."""
+Unreadable members, other programs and cloned folders are refused; the others go on."""
 
 from __future__ import annotations
 
@@ -428,10 +426,10 @@ class MemberAssignor:
         )
         asking = {member.member_id for member in eligible(cluster)[:1]}
         all_drain = all(member.draining for member in cluster.members)
-        # Who has to let go of a withheld task asks once it has (KIP-429). Asked for by anyone else,
-        # a rebalance would wait for an owner that is dead, and renew the session of a static one
-        # with each generation: it would never be found out. A static one that was only restarted
-        # meanwhile gets this answer again, and asks then.
+        # Who has to let go of a withheld task asks once it has (KIP-429). A rebalance that anyone
+        # else asks for would wait for an owner that is dead, and renew the session of a static one:
+        # it would never be found out. A static one that was only restarted gets this answer again,
+        # and asks then.
         if decided.withheld and decided.followup_ms == 0:
             asking = {m.member_id for m in cluster.members if m.owned & decided.withheld}
         return {

@@ -40,7 +40,6 @@ from everflow.topology.store_layouts import differing_lines
 
 
 def refusal_error(group_id: str, data: AssignmentData, identity: Identity) -> EverflowError:
-    """The error for an answer that is one, with what to do about it."""
     if data.error is AnswerError.INCOMPATIBLE_TOPOLOGY:
         return _other_program(group_id, data, identity)
     if data.error is AnswerError.PROCESS_ID_CLASH:
@@ -325,7 +324,7 @@ class GroupMember:
         self._running: Running | None = None
         assignor.bind(self._claims)
 
-    # --- for the owner ----------------------------------------------------------------------------
+    # --- for the owner
 
     def start(self, timeout_s: float = 30.0) -> None:
         """Connect and begin to join, on a thread of its own. RetriableError when no broker answers
@@ -342,8 +341,8 @@ class GroupMember:
 
     @property
     def stable(self) -> bool:
-        """True while a member of a completed generation, with no rebalance known to be under way or
-        wanted, and nothing that ends this member awaited."""
+        """True in a completed generation while nothing is under way: no rebalance, no end of this
+        member."""
         settled = self._ending is None and not self._held.is_set() and not self._follow_ups.pending
         return self._channel is not None and self._channel.stable and settled
 
@@ -435,7 +434,7 @@ class GroupMember:
         if self._running is not None:
             self._running.join(timeout_s + _LEAVE_SLACK_S)
 
-    # --- on the membership thread, or a simulation's ----------------------------------------------
+    # --- on the membership thread, or a simulation's
 
     def open(self, timeout_s: float = 30.0) -> None:
         topics = self._assignor.topics
@@ -559,7 +558,7 @@ class GroupMember:
         if not self._silent:
             self._emit(Failed(error))
 
-    # --- on the client's IO thread ----------------------------------------------------------------
+    # --- on the client's IO thread
 
     def _claims(self) -> Claims:
         """A join goes out; a claim from before an eviction would be false."""

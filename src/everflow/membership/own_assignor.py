@@ -84,7 +84,6 @@ def _answer(call: Callable[[], object], answer: Future[None]) -> None:
 
 
 def patience_s(session_timeout_ms: float, rebalance_timeout_ms: float) -> float:
-    """For how long a group with these time-outs can wait for the user's code."""
     return min(session_timeout_ms, rebalance_timeout_ms) / SHARE / 1000
 
 

@@ -14,7 +14,6 @@ POLLS = 60
 
 
 def main() -> None:
-    """Start a broker, write a transaction, read it as a member of a group, stop."""
     with EmbeddedBroker() as broker:
         broker.create_topic(TOPIC, partitions=2)
         producer = Producer(

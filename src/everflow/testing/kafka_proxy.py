@@ -65,7 +65,6 @@ _WITH_ADDRESSES = ("Produce", "Fetch", "Metadata", "FindCoordinator", "DescribeC
 
 
 def _addresses(answer: Any, asked: Header) -> Iterator[Any]:
-    """The parts of an answer with a broker's address."""
     if asked.name in ("Metadata", "DescribeCluster"):
         yield from answer.brokers
     elif asked.name == "FindCoordinator":
@@ -542,6 +541,5 @@ def _framed(frame: bytes) -> bytes:
 
 
 def _wants_no_answer(frame: bytes, header: Header) -> bool:
-    """True for a Produce request with acks=0."""
     request = producer.ProduceRequest.decode(frame, version=header.version, header=True)
     return bool(request.acks == 0)

@@ -1,11 +1,10 @@
 """`TopologyTestDriver`: runs a topology without a broker, record by record, and shows its stores.
 
-It runs the very operators that an instance runs, in this process (Columns in the Spark of
-the test run, which starts where there are some), with stores in memory. Functions have gone through
-the same pickle as on their way to a worker, so what cannot travel fails here too, and what a
-function changes in a variable is changed in its own copy. Like Kafka Streams' driver it passes
-repartition topics on at once and commits after each input, so it shows every intermediate result.
-With several ``partitions`` it has a task, and stores, for each.
+It runs an instance's own operators in this process (Columns in the Spark of the test run), with
+stores in memory. Functions have gone through the same pickle as on their way to a worker, so what
+cannot travel fails here too, and a function changes variables of its own copy only. Like Kafka
+Streams' driver it passes repartition topics on at once and commits after each input, so it shows
+every intermediate result.
 """
 
 from __future__ import annotations
@@ -169,7 +168,6 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._inputs: list[InputTopic] = []
         self._misplaced = set[str]()
         self._result, self._written = StepResult(), list[RawRecord]()
-        """Of the last micro-batch, with its dead letters."""
         self._decoder = LogDecoder.of(self._plan, handlers, self._topics.counts)
         with waiting("preparing the Columns of this topology in Spark"):
             columns = prepared_columns(self._plan)
@@ -538,10 +536,8 @@ class DriverTables:
             TaskContext(TaskId(number, 0), "", "", stores={name: StorePlace("", topic)})
             for number, name, topic in places
         ]
-        """The tables as a batch's request names them."""
 
     def load(self, now_ms: int) -> None:
-        """Load those that are due by the driver's clock; raises what loading raises."""
         for table in self._loaded:
             name, refresh_ms = table.store.name, table.node.refresh_ms
             if name in self._due_ms and (refresh_ms is None or now_ms < self._due_ms[name]):
@@ -588,7 +584,6 @@ class DriverTables:
 def log_columns(
     rows: Sequence[tuple[RawRecord, int]], headers: bool
 ) -> dict[TopicPartition, LogColumns]:
-    """Records and their offsets as they are read of a log."""
     found = defaultdict[TopicPartition, list[tuple[RawRecord, int]]](list)
     for record, offset in rows:
         found[TopicPartition(record.topic, record.partition)].append((record, offset))
@@ -662,9 +657,8 @@ class DriverTopics:
         partitions: Partitions,
         where: str | None,
     ) -> None:
-        """With ``partitions`` 1 all topics have one, whatever the program says of them; else as on
-        a broker. TopologyError where equal keys would not meet, as at the start of an instance, and
-        for numbers below 1 and topics that the topology does not read."""
+        """For ``partitions`` as `TopologyTestDriver` has them. TopologyError also for numbers below
+        1 and for topics that the topology does not read."""
         numbers = [partitions] if isinstance(partitions, int) else list(partitions.values())
         if any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in numbers):
             raise TopologyError(
@@ -695,7 +689,6 @@ class DriverTopics:
         self.by = {name: by[short] for name, short in names.items() if short in by}
 
     def count(self, topic: str) -> int:
-        """Of a topic that is only written, too."""
         others = self._others
         other = others if isinstance(others, int) else others.get(topic, 1)
         return self.counts.get(topic) or other
@@ -760,7 +753,6 @@ class DriverSilence:
         self._idle_sources = IdleSources(self._plan.idle, lambda topics: True)
 
     def due(self, subtopology: int, now_ms: int) -> IdleTimes:
-        """New stream times of idle sources in the tasks of a sub-topology."""
         found = self._due((), now_ms)
         return {task: names for task, names in found.items() if task.subtopology == subtopology}
 

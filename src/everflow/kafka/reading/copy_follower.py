@@ -69,7 +69,6 @@ class CopyFollower:
         there is more."""
         self._every, self._to_ends = every, to_ends
         self._resting: dict[TopicPartition, int] = {}
-        """Logs of such topics that are read to their ends."""
         self._tap = tap or FetchTap.over(
             config,
             clock=clock,
@@ -85,14 +84,12 @@ class CopyFollower:
         self._waiting: dict[TopicPartition, int] = {}
         """Far behind; they have their turn when the log that is read in bulk is at its end."""
         self._turn: TopicPartition | None = None
-        """The log that is read in bulk."""
         self._came: frozenset[TopicPartition] = frozenset()
         self._bulk_end = 0
         self._bulk_again_s = self._bulk_moved_s = self._used_s = float("-inf")
 
     @property
     def positions(self) -> Mapping[TopicPartition, int]:
-        """Next offset of every followed log."""
         return {**self._tap.positions, **self._fresh, **self._resting, **self._waiting}
 
     @property
@@ -108,7 +105,6 @@ class CopyFollower:
         self._fresh.update(starts)
 
     def unfollow(self, partitions: Iterable[TopicPartition]) -> None:
-        """Stop with these logs; those that are not followed are ignored."""
         gone = set(partitions)
         for tp in gone:
             for book in (self._fresh, self._resting, self._waiting):

@@ -73,8 +73,8 @@ class DivergedError(Exception):
 
 @dataclass
 class _Session:
-    """With one broker. ``known``: what it was asked for, of each log; ``epoch`` 0: there is no
-    session, all logs are named. ``by_id``: topics go by id in it."""
+    """``known``: what it was asked for, of each log; ``epoch`` 0: no session, all logs are
+    named."""
 
     id: int = 0
     by_id: bool = False
@@ -123,7 +123,6 @@ class FetchConnection:
     """The logs may have other leaders than those that are known."""
     _learning: Any = field(default=None, init=False)
     _learned: Any = field(default=None, init=False)
-    """The look-up that has just ended."""
 
     @staticmethod
     def opened(
@@ -219,7 +218,6 @@ class FetchConnection:
         return found
 
     def push(self) -> None:
-        """See to it that what was asked for is on its way."""
         self.link.push()
 
     def forget(self, tp: TopicPartition) -> bool:
@@ -357,7 +355,6 @@ def _asked(
 HELD_BACK_MS = 500
 """How long a broker holds a fetch back (Java's fetch.max.wait.ms)."""
 _LATE_END_S = 5.0
-"""An answer that comes so much later than that is none."""
 
 
 @dataclass(eq=False)

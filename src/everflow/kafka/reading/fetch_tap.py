@@ -221,7 +221,6 @@ class FetchTap:
         return found
 
     def _receive(self, wanted: Iterable[_Stream], wait_s: float) -> None:
-        """Take in what brokers answer, waiting for the first of it."""
         now_s = self.clock()
         again = [one.again_s - now_s for one in wanted if one.again_s > now_s]
         for tp, answer in self._connected(CONNECT_S).answers(min([wait_s, *again])).items():
@@ -337,7 +336,6 @@ class _Stream:
 
     @property
     def next_place(self) -> FetchPlace:
-        """The place of the next fetch."""
         return FetchPlace(self._fetched, self._epoch)
 
     def wants(self, ahead: bool) -> bool:

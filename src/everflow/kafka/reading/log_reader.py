@@ -37,10 +37,9 @@ class LogReader:
         tap: FetchTap | None = None,
         stable_end: Callable[[TopicPartition], int] | None = None,
     ) -> None:
-        """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``fetch_bytes``: of one
-        fetch, and of a chunk; ``tap`` in place of that of ``config``; ``stable_end``: the last
-        stable offset of a log, in place of the question to the brokers of ``config``. ``latest``:
-        see `LogChunk.latest`. Connects at the first read only."""
+        """``config``: librdkafka keys; ``fetch_bytes``: of one fetch, and of a chunk; ``tap`` and
+        ``stable_end`` (the last stable offset of a log) in place of those of ``config``;
+        ``latest``: see `LogChunk.latest`. Connects at the first read only."""
         self._latest = latest
         self._chunk_bytes = fetch_bytes
         self._stable_end = stable_end or partial(_stable_end, config)

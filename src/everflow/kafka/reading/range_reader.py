@@ -36,8 +36,8 @@ class RangeReader:
         ahead_bytes: int = AHEAD_BYTES,
         tap: FetchTap | None = None,
     ) -> None:
-        """``client``: librdkafka properties. ``headers``: read the records' headers.
-        ``ahead_bytes``: see `FetchTap`. ``tap``: in place of that of ``client``."""
+        """``client``: librdkafka properties; ``tap``: in place of its. ``ahead_bytes``: see
+        `FetchTap`."""
         self._tap = tap or FetchTap.over(
             client, read_committed=read_committed, ahead=True, ahead_bytes=ahead_bytes
         )
@@ -108,8 +108,7 @@ class RangeReader:
             ) from lost
 
     def warm_up(self, topics: Iterable[str], timeout_s: float) -> None:
-        """Connect now instead of at the first range of these topics. Raises RetriableError if no
-        broker answers within ``timeout_s`` s."""
+        """Connect now instead of at the first range; RetriableError as `FetchTap.warm_up`."""
         self._tap.warm_up(topics, timeout_s)
 
     def close(self) -> None:

@@ -68,7 +68,6 @@ class Batch(NamedTuple):
 
     @property
     def control(self) -> bool:
-        """True if it holds a transaction marker."""
         return bool(self.attributes & _CONTROL)
 
 
@@ -329,7 +328,6 @@ def _snappy_block(block: bytes) -> bytes:
 
 
 def _read(data: bytes, filled: Sequence[Batch]) -> Iterator[Int64]:
-    """The columns of `Columns`, behind its first."""
     raw = np.frombuffer(data, np.uint8)
     counts = [batch.records for batch in filled]
     if sum(counts) >= _WORTH_TOGETHER * max(counts):
@@ -347,7 +345,6 @@ def _read(data: bytes, filled: Sequence[Batch]) -> Iterator[Int64]:
 
 
 def _fields(raw: NDArray[np.uint8], group: Sequence[Batch], place: Int64) -> list[Int64]:
-    """The same of one group, whose records begin at ``place``."""
     counts = [batch.records for batch in group]
     length, at = varints(raw, place)
     ends = at + length

@@ -109,7 +109,6 @@ class Deliveries:
     sending: bool = field(default=False, init=False)
     """Something is under way, or will be."""
     waiting_bytes: int = field(default=0, init=False)
-    """The bytes that are not yet delivered."""
     failure: Undelivered | None = field(default=None, init=False)
     positions: dict[TopicPartition, int] = field(default_factory=dict, init=False)
     """Next offset (last delivered + 1) of each partition since ``begin``."""
@@ -121,7 +120,6 @@ class Deliveries:
 
     @property
     def left(self) -> int:
-        """Records that are not yet delivered."""
         return sum(len(one.records) for queue in self._queues.values() for one in queue)
 
     def begin(self) -> None:
@@ -137,7 +135,6 @@ class Deliveries:
             self._sequences.clear()
 
     def put(self, tp: TopicPartition, records: EncodedRecords) -> None:
-        """Behind what waits for the partition already."""
         sequence = self._sequences.get(tp, 0)
         self._sequences[tp] = (sequence + len(records)) % _SEQUENCES
         self._queues.setdefault(tp, deque()).append(_Waiting(records, sequence))
@@ -476,8 +473,7 @@ class RecordWriter:
 
     @property
     def renewals(self) -> int:
-        """How often a new epoch was asked for, since the producer was tainted, since the commit
-        before the last one."""
+        """As `Transactions.renewals`."""
         return self._transactions.renewals
 
     def send_offsets(
@@ -568,7 +564,6 @@ class RecordWriter:
             self._hand_over(topic)
 
     def _hand_over(self, topic: str) -> None:
-        """Encode what is gathered for a topic, and let it go."""
         pieces = self._pieces.pop(topic)
         columns = RecordColumns(
             _column([piece.keys for piece in pieces]),
@@ -675,7 +670,6 @@ class RecordWriter:
             raise self._refused(broker_code(failure), text, doing, self._topics) from failure
 
     def _check(self) -> None:
-        """Raise what the broker said of a record."""
         failure: Undelivered | None = self._deliveries.failure
         if failure is None:
             return

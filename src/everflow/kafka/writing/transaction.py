@@ -58,7 +58,6 @@ Failure: TypeAlias = RefusedError | LinkLostError | OutOfTimeError
 
 
 def broker_code(failure: Failure) -> int | None:
-    """The broker's error code behind a failure; None: there was no answer."""
     cause = failure.cause if isinstance(failure, OutOfTimeError) else failure
     return cause.code if isinstance(cause, RefusedError) else None
 
