@@ -122,7 +122,7 @@ class TaskAssignor(Protocol):
         """The distribution of all tasks; called once a rebalance."""
 
     def on_assignment_computed(self, assignment: TaskAssignment, error: AssignmentError) -> None:
-        """Told what became of the answer: an `AssignmentError` or none."""
+        """Told what became of the answer; `AssignmentError.NONE`: it is used."""
 
 
 Run = Callable[[str, Callable[[], object]], object]
@@ -133,8 +133,7 @@ wait for it."""
 def decide_with(
     assignor: TaskAssignor, run: Run = lambda _, call: call()
 ) -> Callable[[ClusterState], Assignment]:
-    """``assignor`` in the place of ``assignor.assign``; what happens where it fails, `TaskAssignor`
-    says.
+    """``assignor`` in the place of ``assignor.assign``. Where it fails: see `TaskAssignor`.
 
     The returned function raises FatalError where two members have one process id, or if the
     fallback breaks a rule: a bug. A KeyboardInterrupt goes on to the caller.

@@ -21,8 +21,10 @@ from typing import NamedTuple
 
 class Wish(NamedTuple):
     """What a task costs: ``away``, by rack, on a member that has nothing of it; ``near``, by place,
-    on those that have (never more), in the order of preference among equals. ``kind``: of equal
-    tasks those go first whose kind a member has most of."""
+    on those that have (never more), in the order of preference among equals.
+
+    ``kind``: of equal tasks those go first whose kind a member has most of.
+    """
 
     away: tuple[int, ...]
     near: tuple[tuple[int, int], ...]
@@ -107,7 +109,6 @@ class _Flow:
         self._dead: set[int] = set()
 
     def _begin(self, task: int, wish: Wish) -> None:
-        """Start a task where it costs least, whether there is room or not."""
         cost = min(wish.away)
         node = self._members + wish.away.index(cost)
         for place, there in reversed(wish.near):
@@ -267,8 +268,7 @@ class _Flow:
             yield Arc(self._extra, NOBODY)
 
     def _in_order(self, node: int) -> list[int]:
-        """Among equal tasks those go first whose kind has most tasks here, so that those that go
-        and those that stay are both mixed."""
+        """Of equal tasks, those first whose kind has most here: both sides stay mixed."""
         number: Counter[int] = Counter()
         ranked = []
         for task in self._held[node]:

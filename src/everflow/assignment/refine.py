@@ -137,8 +137,7 @@ def _place_standbys(draft: _Draft, task: TaskId) -> None:
 
 def _within_budget(draft: _Draft) -> list[_Move]:
     """Which moves get a warm-up: actives before standbys; started ones before new ones, those
-    nearest to hot first; last those on a member that restores tasks of its own. Then the less
-    loaded destination, the more loaded source."""
+    nearest to hot first; last those on a member that restores tasks of its own."""
     lags = draft.lags
     cluster = lags.cluster
     busy = {

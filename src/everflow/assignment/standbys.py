@@ -50,8 +50,7 @@ def new_tags(tags: SharedTags, taken: Sequence[Set[str | None]]) -> int:
 
 
 class Exchange:
-    """Copies change places: each in turn with the one with which most is saved; every member keeps
-    its number.
+    """Copies change places, each in turn with the one that saves most; members keep their numbers.
 
     ``tags`` and ``racks`` are of the members, by place. ``remote``: what a copy of a task costs in
     each rack. ``costs``: of traffic, and of a copy that moves.
@@ -179,8 +178,7 @@ def place_standbys(
     """``num.standby.replicas`` members for each task, fewer if there are not as many; never the
     task's own.
 
-    With ``rack.aware.assignment.tags`` every next copy stands where most tags differ from those of
-    all earlier copies, and load only decides among equals.
+    With ``rack.aware.assignment.tags`` each copy stands where most tags are new, then by load.
     """
     cluster = lags.cluster
     if cluster.rules.num_standbys == 0 or len(members) < 2:
@@ -361,7 +359,6 @@ class _Floor:
                 self._give(place, task)
 
     def fill(self, task: TaskId) -> None:
-        """The rest: least loaded first."""
         while len(self.standby[task]) < self._count:
             found = self._most_apart((), task, (), 0)
             if found is None:

@@ -104,9 +104,11 @@ def in_turn(
 
 @dataclass(frozen=True)
 class Placement:
-    """Member id by task, and the members that should follow it: in the end, or now. Of now,
-    ``warmup`` names the members that prepare to take a role, ``movements`` counts the roles not yet
-    where the ideal wants them."""
+    """Member id by task, and the members that should follow it: in the end, or now.
+
+    Of now, ``warmup`` names the members that prepare to take a role, ``movements`` counts the roles
+    not yet where the ideal wants them.
+    """
 
     active: Mapping[TaskId, str]
     standby: Mapping[TaskId, frozenset[str]]
@@ -115,8 +117,8 @@ class Placement:
 
 
 def target(lags: Lags) -> Placement:
-    """Stateful tasks, then their standbys, then stateless tasks; draining members get none unless
-    all drain. Equal cluster states give equal answers (I8). Held-back tasks get standbys only."""
+    """Stateful tasks, their standbys, stateless tasks; none for draining members unless all drain.
+    Held-back tasks get standbys only."""
     cluster = lags.cluster
     members = eligible(cluster)
     if not members:

@@ -161,8 +161,7 @@ def hosts_within_budget(
 
 
 def hosts_of(group: Iterable[tuple[bytes, bytes]]) -> dict[str, HostTasks]:
-    """The host map from (subscription, assignment) user data of a group's description; without
-    members that have no end point or cannot be read."""
+    """The host map from (subscription, assignment) user data; unreadable members are left out."""
     hosts: dict[str, HostTasks] = {}
     for subscription, assignment in group:
         try:

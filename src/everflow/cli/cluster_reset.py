@@ -47,7 +47,6 @@ _SUFFIXES = (
     "-subscription-registration-topic",
     "-subscription-response-topic",
 )
-"""Of the internal topics of everflow and of Kafka Streams."""
 _FORMS = (
     "earliest, latest, a time as 2026-11-26T08:00:00Z (UTC where it names no zone), or how long "
     "ago, as PT12H or P1DT6H"
@@ -84,8 +83,8 @@ def parse_position(text: str, now_ms: int) -> Position:
 def chosen_topics(
     named: Sequence[str], inputs: Sequence[str], tables: Collection[str]
 ) -> tuple[str, ...]:
-    """The input topics that ``--input-topics`` names, all without it; ``tables`` are those of
-    global tables. ConfigError for a topic that has no offsets of the group."""
+    """The input topics that ``--input-topics`` names, all without it; ConfigError for others, such
+    as those of global ``tables``."""
     wanted = dict.fromkeys(
         name.strip() for part in named for name in part.split(",") if name.strip()
     )
@@ -347,8 +346,7 @@ class ClusterReset:
         return {tp: ends[tp] if offset < 0 else offset for tp, offset in found.items()}
 
     def _open_transactions(self) -> list[str]:
-        """The application's open transactions; none where brokers do not list them (`_fence` checks
-        then)."""
+        """The application's open transactions; none where brokers list none: see `_fence`."""
         config = self.config
         try:
             found = self.admin.open_transactions()

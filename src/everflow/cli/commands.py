@@ -298,8 +298,7 @@ class ProgramSettings:
 
     @contextmanager
     def merged(self, context: typer.Context, **more: object) -> Iterator[dict[str, object]]:
-        """All settings by their keys; ``more``: further options by their names. Errors of the block
-        name a setting as it was typed. ConfigError if a required one is missing."""
+        """All settings by key, with ``more``. Errors of the block name a setting as typed."""
         options = {
             "application.id": self.application_id,
             "bootstrap.servers": self.bootstrap_servers,
@@ -354,9 +353,9 @@ def _options(of: Callable[..., Any]) -> Iterator[inspect.Parameter]:
 def command(group: typer.Typer = app, name: str | None = None) -> Callable[[F], F]:
     """Add a function to ``group`` as a command; what it returns is the exit code, None is 0.
 
-    A parameter whose type is a dataclass becomes an option for each of its fields. The command also
-    takes ``--debug``, which the function gets if it has a parameter ``debug``; a parameter ``more``
-    gets the list of `errors_for_people`. Its errors become a text on stderr and an exit code.
+    A parameter whose type is a dataclass becomes an option for each of its fields. ``--debug`` goes
+    to a parameter ``debug``; ``more`` gets the list of `errors_for_people`. Errors become a text on
+    stderr and an exit code.
     """
 
     def add(function: F) -> F:
@@ -389,8 +388,8 @@ def command(group: typer.Typer = app, name: str | None = None) -> Callable[[F], 
 
 @contextmanager
 def errors_for_people(debug: bool) -> Iterator[list[str]]:
-    """Turn errors into one text on stderr and an exit code; with ``debug`` let the traceback
-    through. The lines that the block adds to the list end the text."""
+    """Errors become one text on stderr, ended by the lines of the list, and an exit code; with
+    ``debug`` they pass."""
     more: list[str] = []
     logs.install()
     try:

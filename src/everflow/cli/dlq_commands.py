@@ -260,7 +260,6 @@ def _listed(topic: str, cluster: Cluster, chosen: Chosen) -> list[DeadLetter]:
 
 
 def _require(topic: str, found: Sequence[DeadLetter], places: Collection[LetterPlace]) -> None:
-    """ConfigError where no letter is at one of these places."""
     missing = set(places) - {letter.place for letter in found}
     if missing:
         raise ConfigError(

@@ -1,7 +1,6 @@
 """``module:name`` or ``file.py:name`` -> the user's topology.
 
-The module is imported as its owner would import it: the current folder is on the path. Most faults
-of a program are found in its source, before it runs: a mistyped name costs no start of Spark.
+Most faults of a program are found in its source: a mistyped name costs no start of Spark.
 """
 
 from __future__ import annotations
@@ -251,8 +250,8 @@ def require_name(module: str, path: str) -> None:
 
 
 def _require_own_name(module: str, path: str) -> None:
-    """TopologyError where a file or a package's folder in the first folder of the path, or the
-    current one, is called as a library, so that one of the two cannot be imported."""
+    """TopologyError where a file or folder of the program is called as a library: one of the two
+    cannot be imported."""
     top, *rest = module.split(".")
     here = [Path(sys.path[0] if sys.path else "").resolve(), Path.cwd()]
     mine = next((own for folder in here if (own := _own(folder, top, rest)) is not None), None)
@@ -286,7 +285,6 @@ def _own(folder: Path, top: str, rest: Sequence[str]) -> Path | None:
 
 
 def _parsed(module: str, found: Path) -> ast.Module:
-    """The source's tree; TopologyError where it is no Python."""
     text = _read(found)
     try:
         tree = ast.parse(text, found)
@@ -312,8 +310,7 @@ def no_such_module(missing: str, asked: str) -> TopologyError:
 
 
 def no_such_name(module: str, path: str, known: Sequence[str], place: str) -> TopologyError:
-    """The error for a name that a module does not have; ``known`` could have been meant; ``place``
-    of the module, empty where it has none."""
+    """``known``: names that may be meant; ``place``: of the module, empty if it has none."""
     hint = f"; it has: {_listed(path, known)}" if known else "; it holds no topology at all"
     if Path(place).is_dir():
         hint = f"; it is a folder: {_no_program_file(Path(place))}"
@@ -392,8 +389,7 @@ def _offered(tree: ast.Module) -> list[str]:
 
 
 def write_stores(target: str, application_id: str, optimization: str, file: str) -> int:
-    """Write the stores of a program into ``file``, packed as a worker opens them; the exit code.
-    For a process that must not start Spark itself (`everflow.snapshots.state_source`)."""
+    """For `snapshots.state_source`: a program's stores, packed, into ``file``; the exit code."""
     from everflow.snapshots.logged_stores import logged_stores
     from everflow.travel.parcel import Parcel
 

@@ -144,7 +144,6 @@ def topic_rows(
 
 
 def topic_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines of ``everflow topic list``: topics of users, of applications, then the broker's own."""
     order = {"": 0, "internal": 1, "the broker's own": 2}
     cells = [
         [f"{cell:,}" if isinstance(cell, int) else cell for cell in row.values()]
@@ -189,9 +188,8 @@ def _refused(failure: FatalError, wanted: Mapping[str, int]) -> EverflowError:
 def parse_topics(
     arguments: Sequence[str], *, option: str = "--topic ", partitions: int | None = None
 ) -> dict[str, int]:
-    """Partitions by topic name, in the order given. ``partitions`` are those of an argument that
-    names none: without it each must. ConfigError, naming the argument behind ``option``, for one
-    that the broker would refuse, and for a topic given twice."""
+    """Partitions by topic, in the order given. ``partitions``: of an argument that names none;
+    without it each must. ConfigError names the argument behind ``option``: wrong or twice."""
     topics: dict[str, int] = {}
     for argument in arguments:
         name, separator, count = argument.rpartition(":")

@@ -49,7 +49,6 @@ _NEWEST_VERSION, _EPOCHS_VERSION = 7, 4
 """Of the requests for offsets, from which they may ask for it."""
 _NO_EPOCH = -1
 _TOPIC, _BROKER = 2, 4
-"""Kinds of resources that have a configuration."""
 _DESCRIBE_VERSION = 5
 """The next one calls a group that has no members an error."""
 _OFFSETS_VERSION = 7
@@ -144,8 +143,7 @@ class ClusterAdmin:
         connection: Mapping[str, Any] | None = None,
     ) -> None:
         """``config``: librdkafka keys; ``connection``: of `connection_settings`, in place of its.
-        Connects at the first request. Once ``stop`` is set every request ends in a RetriableError
-        soon."""
+        Connects at the first request. Once ``stop`` is set every request ends in RetriableError."""
         self._bootstrap = str(config["bootstrap.servers"])
         self._settings = connection_settings(config) if connection is None else connection
         self._link: BrokerLink | None = None
@@ -156,6 +154,7 @@ class ClusterAdmin:
 
     @staticmethod
     def beside(config: Mapping[str, Any]) -> ClusterAdmin:
+        """For the brokers of another client, whose ``config`` this is."""
         known = ("bootstrap.servers", "security.", "sasl.", "ssl.")
         return ClusterAdmin({key: value for key, value in config.items() if key.startswith(known)})
 
@@ -169,14 +168,15 @@ class ClusterAdmin:
     ) -> str:
         """Block until a broker answers; returns the cluster id.
 
-        ``on_retry`` gets a line for people about every 3 s, oftener if ``timeout_s`` (seconds) is
-        short. ``limit``: the setting that it is from; ``check``: what to check where nothing
-        answers. TaskTimeoutError: nothing answered in time. FatalError: brokers answer, and twice
-        refuse this client, or it their certificate.
+        ``on_retry`` gets a line for people every 3 s or oftener. ``limit``: the setting that
+        ``timeout_s`` is from; ``check``: what to check where nothing answers. TaskTimeoutError:
+        nothing answered in time. FatalError: brokers answer, and twice refuse this client, or it
+        their certificate.
         """
         deadline = time.monotonic() + timeout_s
         named = f" ({limit})" if limit else ""
         refusals: Counter[str] = Counter()
+        # So that a short time-out says something too before it is over.
         attempt_s = min(_REACH_ATTEMPT_S, timeout_s / 3)
         while True:
             began, left = time.monotonic(), deadline - time.monotonic()
@@ -247,8 +247,6 @@ class ClusterAdmin:
         return self._retry(once, timeout_s, doing) if wanted else {}
 
     def list_topics(self, timeout_s: float = _REQUEST_S) -> dict[str, TopicShape]:
-        """Every topic that may be seen, the broker's own included, by name."""
-
         async def once(link: BrokerLink, left: float) -> dict[str, TopicShape]:
             found = {}
             for topic in (await _metadata(link, None, left)).topics:
@@ -289,8 +287,7 @@ class ClusterAdmin:
         return self._retry(once, timeout_s, "reading topic configurations") if wanted else {}
 
     def creates_topics(self) -> bool | None:
-        """True if naming a topic creates it; None where brokers do not say (no permission, or
-        hidden)."""
+        """True if naming a topic creates it; None where brokers do not say (no permission)."""
 
         async def once(link: BrokerLink, left: float) -> bool | None:
             node = link.any_node()
@@ -363,8 +360,8 @@ class ClusterAdmin:
             self._retry(once, timeout_s, f"deleting topics {', '.join(wanted)}")
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
-        """Drop the records below the offsets, which must be below a stable committed offset of the
-        present owner (purge of repartition topics; scenario 27)."""
+        """Drop the records below the offsets, which must not lie above the owner's stable commit
+        (scenario 27)."""
 
         async def once(link: BrokerLink, left: float) -> None:
             def request(logs: Sequence[TopicPartition]) -> Any:

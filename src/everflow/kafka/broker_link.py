@@ -37,8 +37,7 @@ _REASON_MS = 1_000
 
 
 class BrokerLink:
-    """Owned by one thread; every method but the coroutines turns the loop in it. Opens one
-    connection to each broker that it needs, until closed."""
+    """Owned by one thread, in which every method but the coroutines turns the loop."""
 
     def __init__(
         self,
@@ -48,10 +47,9 @@ class BrokerLink:
         client_id: str = "everflow-writer",
         threaded: bool = False,
     ) -> None:
-        """``connection``: of `connection_settings`; ``client_id`` where it says none; ``threaded``:
-        the loop turns in a thread of its own, and any thread may ask for an `outcome`. Raises
-        RetriableError if no broker answers within ``timeout_s`` seconds, FatalError if one refuses
-        this client."""
+        """``connection``: of `connection_settings`; ``threaded``: the loop turns in a thread of its
+        own, and any thread may ask for an `outcome`. RetriableError if no broker answers in
+        ``timeout_s`` seconds, FatalError if one refuses this client."""
         servers = str(connection["bootstrap_servers"])
         settings = {
             "client_id": client_id,
@@ -149,8 +147,8 @@ class BrokerLink:
             self._net.close()
 
     async def send(self, node: int, request: Any, timeout_s: float | None = None) -> Any:
-        """The answer; if it does not come within ``timeout_s`` (None: the setting) the connection
-        is given up. Raises LinkLostError."""
+        """The answer; LinkLostError where none comes within ``timeout_s`` (None: the setting): the
+        connection is given up."""
         sent = False
         try:
             connection = self._manager.get_connection(node)
@@ -165,7 +163,6 @@ class BrokerLink:
             raise LinkLostError(f"{failure}", sent=sent) from failure
 
     def leader(self, tp: TopicPartition) -> int | None:
-        """The node that leads a partition, as far as is known; None if there is none."""
         client_tp = ClientTopicPartition(tp.topic, tp.partition)
         node = self._cluster.leader_for_partition(client_tp)
         return None if node in _NO_LEADER else node
@@ -217,7 +214,6 @@ class BrokerLink:
         return len(self._cluster.partitions_for_topic(topic) or ())
 
     def forbidden(self, topic: str) -> bool:
-        """True if the brokers do not even show this topic to this client."""
         return topic in self._cluster.unauthorized_topics
 
     async def coordinator(self, kind: CoordinatorKind, key: str) -> int:
@@ -237,12 +233,10 @@ class BrokerLink:
         return int(answer.node_id)
 
     def forget_coordinator(self, kind: CoordinatorKind, key: str) -> None:
-        """It was the wrong one, or is away: look for it again."""
         self._cluster._coordinators.pop((_KINDS[kind], key), None)
 
     async def transaction_version(self) -> int:
-        """The cluster's ``transaction.version`` (KIP-890: 2 is the second part); 0 where a broker
-        does not say. Raises LinkLostError."""
+        """The cluster's ``transaction.version`` (KIP-890); 0: not said. Raises LinkLostError."""
         answer = await self.send(
             self.any_node(),
             ApiVersionsRequest(
@@ -276,8 +270,7 @@ class BrokerLink:
 
 
 async def _built(build: Callable[..., Awaitable[Any]], *arguments: Any, **named: Any) -> Any:
-    """kafka-python's transport, which takes a megabyte at a time instead of 4 KiB, and what came
-    before the broker has ended the connection: that says why."""
+    """kafka-python's transport, which also reads what came before the end: that says why."""
     transport = await build(*arguments, **named)
     transport._sock_recv = MethodType(_receive, transport)
     return transport

@@ -48,8 +48,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
-    """Tokens for one client id, kept until they are old. Safe from any thread; asks in the calling
-    one, for at most some seconds, once in a token's life."""
+    """Tokens for one client id, kept until they are old. Safe from any thread, which it may hold
+    for some seconds."""
 
     def __init__(
         self, config: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
@@ -172,7 +172,6 @@ _TIMES = {
     "socket.connection.setup.timeout.ms": "socket_connection_setup_timeout_ms",
 }
 CONNECTION_KEYS = frozenset(_KEYWORDS) | frozenset(_TIMES)
-"""What is read of a client's settings beside its security."""
 CHECK_CRCS = "check.crcs"
 """Kafka's setting of consumers; on by default here, as in Java's client and not in librdkafka."""
 _TLS = frozenset(

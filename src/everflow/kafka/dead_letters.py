@@ -37,7 +37,6 @@ _FETCH_BYTES = 2 << 20
 """The size of a fetch: the topic may be read in an instance that is at work."""
 _log = logging.getLogger(__name__)
 SHOWN_BYTES, SHOWN_HEADERS, SHOWN_CHARACTERS = 1_000, 20, 10_000
-"""The bounds of a letter that is shown as a sample."""
 
 _LONGEST_NUMBER = 19
 Cause = tuple[str, str, str]
@@ -214,7 +213,6 @@ def _is_number(text: str) -> bool:
 
 
 def letters(records: Iterable[RawLetter]) -> list[DeadLetter]:
-    """The dead letters in a topic's records, those that were replayed marked."""
     found: dict[LetterPlace, DeadLetter] = {}
     done: set[LetterPlace] = set()
     for record in _with_notes(records):
@@ -351,7 +349,6 @@ def _base64(data: bytes | None) -> str | None:
 
 
 def sample_of(letter: DeadLetter) -> str:
-    """`text_of`, with the beginning of what is large."""
     short = replace(
         letter,
         key=_begin(letter.key),
@@ -440,9 +437,8 @@ class Replayer:
     def replay(
         self, chosen: Sequence[DeadLetter], target: str | None, time_ms: int | None = None
     ) -> int:
-        """Into ``target``, or each into its own topic, with its record's time, or ``time_ms``. How
-        many. ConfigError, nothing written, for a letter that does not say where it came from, lacks
-        a part, or whose topic is not there. Else as `RecordWriter`."""
+        """Into ``target``, or each into its own topic, with its record's time or ``time_ms``; how
+        many. ConfigError, nothing written: `refusal`, or no such topic. Else as `RecordWriter`."""
         for start in range(0, len(chosen), AT_ONCE):
             part = chosen[start : start + AT_ONCE]
             self._writer.begin()

@@ -1,9 +1,8 @@
 """Joins, heartbeats, commits and leaves through kafka-python's coordinator. It never fetches.
 
 Everything that reaches into kafka-python 3.0 is here. ``KafkaConsumer.poll`` is never called: it
-fetches (one compressed batch killed a member that lacked the codec) and it may rejoin twice in one
-call, past a hold. Its coordinator is polled instead, at most one rebalance a call. Heartbeats run
-on the client's own IO thread.
+fetches, and it may rejoin twice in one call, past a hold. Its coordinator is polled instead, at
+most one rebalance a call. Heartbeats run on the client's own IO thread.
 """
 
 from __future__ import annotations
@@ -75,8 +74,8 @@ class GroupAssignor(Protocol):
         partition_counts: Mapping[str, int],
         read: Mapping[str, Collection[str]],
     ) -> Mapping[str, Given]:
-        """On the leader: an answer per member id, from every member's user data. A missing topic
-        has the count 0. ``read``: the topics that each member reads."""
+        """On the leader: an answer per member id. A missing topic has the count 0. ``read``: the
+        topics that each member reads."""
 
 
 class GroupListener(Protocol):
@@ -259,8 +258,8 @@ class GroupChannel:
 
     async def _leave(self, timeout_ms: int) -> None:
         """LeaveGroup over a connection of its own: a broker answers one connection's requests in
-        turn, and a JoinGroup only once the group's slowest member has joined. So a member that
-        waits in a rebalance could not leave over the other one. On the client's IO thread. Raises
+        turn, and a JoinGroup only once the group's slowest member has joined. So a member in a
+        rebalance could not leave over the other one. On the client's IO thread. Raises
         KafkaError."""
         manager, timer = self._consumer._manager, Timer(timeout_ms)
         if not await self._coordinator.ensure_coordinator_ready_async(timeout_ms):

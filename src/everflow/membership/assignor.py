@@ -60,8 +60,8 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Screening:
-    """By member id; ``topology``: the digest of the group's program; ``common_version``: the newest
-    version of user data that every member reads."""
+    """By member id; ``topology``: digest of the group's program; ``common_version``: the newest
+    that all read."""
 
     accepted: Mapping[str, UserData]
     refused: Mapping[str, Refusal]
@@ -148,7 +148,6 @@ Decide = Callable[[ClusterState], Assignment]
 """The pure decision; a user's own assignor is plugged in here (KIP-924). It is validated."""
 
 METADATA_RETRY_MS = 1_000
-"""A leader whose metadata lack a topic asks again after this."""
 _MOVES_SHOWN = 5
 _UUID = re.compile(r"\b([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -260,7 +259,6 @@ class MemberAssignor:
         return frozenset(tp for tp in partitions if tp.topic in self._subtopology_of)
 
     def bind(self, claims: Callable[[], Claims]) -> None:
-        """Reports what this member has when it joins; set by the member."""
         self._claims = claims
 
     def task_of(self, tp: TopicPartition) -> TaskId:
@@ -268,7 +266,6 @@ class MemberAssignor:
         return TaskId(self._subtopology_of[tp.topic], tp.partition)
 
     def cold(self, tasks: Collection[TaskId]) -> frozenset[TaskId]:
-        """The stateful ``tasks`` of which this disk has nothing."""
         on_disk = self._offset_sums()
         return frozenset(
             task for task in tasks if self._changelogs.get(task.subtopology) and task not in on_disk

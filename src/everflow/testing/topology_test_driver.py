@@ -483,7 +483,6 @@ class _Outputs:
             self.produced.add(record.topic)
 
     def clear(self) -> None:
-        """Forget the records; whoever holds a topic's goes on holding it."""
         self.produced.clear()
         for records in self._written.values():
             records.clear()
@@ -555,8 +554,7 @@ class DriverTables:
         self._due_ms.clear()
 
     def filled(self, records: Sequence[RawRecord]) -> list[RawRecord]:
-        """Put the records of global tables' topics into the tables; returns the other records.
-        RecordError for one that cannot be read, if its handler says FAIL."""
+        """Fill the global tables; returns the other records. RecordError as the handler says."""
         for topic in self._tables:
             mine = [record for record in records if record.topic == topic]
             self._fill(topic, [replace(record, partition=0) for record in mine])
@@ -646,8 +644,8 @@ Partitions = int | Mapping[str, int]
 
 
 class DriverTopics:
-    """``counts``: partitions of the topics that tasks read, by their full names. ``inputs``: what
-    each task reads. ``by``: partitioners by topic."""
+    """``counts``: partitions of the topics that tasks read, by full name. ``inputs``: of each task.
+    ``by``: partitioners by topic."""
 
     def __init__(
         self,
@@ -736,8 +734,7 @@ class DriverTopics:
 
 
 class DriverSilence:
-    """Idle sources of a test driver, by its wall clock (note 025). ``stream_times``: of the tasks,
-    as the driver keeps them; ``inputs``: partitions that each task reads."""
+    """Idle sources, by the driver's wall clock (note 025). ``inputs``: partitions of each task."""
 
     def __init__(
         self,

@@ -21,7 +21,6 @@ from everflow.kafka.reading.record_columns import LogChunk
 from everflow.records import TopicPartition
 
 _ASK_S = 2.0
-"""How long the leader is asked why nothing comes."""
 _WRITTEN_WAIT_S = 0.2
 
 
@@ -123,8 +122,8 @@ class RawWritten(NamedTuple):
 
 
 class WrittenRecords:
-    """``settings``: librdkafka's, of a reader; ``starts``: of every partition to follow. One thread
-    at a time uses it. Raises EverflowError for what the broker refuses."""
+    """Follows partitions from ``starts`` on. ``settings``: librdkafka's. One thread at a time.
+    Raises EverflowError."""
 
     def __init__(self, settings: Mapping[str, Any], starts: Mapping[TopicPartition, int]) -> None:
         self.records: dict[TopicPartition, list[RawWritten]] = {tp: [] for tp in starts}
@@ -133,7 +132,6 @@ class WrittenRecords:
         self._tap.go_to(starts)
 
     def read(self, wait_s: float = 0.0) -> None:
-        """Take what has come; if there is nothing, wait for it so long."""
         found = self._tap.take(dict.fromkeys(self.records, sys.maxsize), wait_s)
         for tp, chunk in found.items():
             self.count += chunk.records
@@ -143,7 +141,6 @@ class WrittenRecords:
             ]
 
     def read_to(self, ends: Mapping[TopicPartition, int], timeout_s: float) -> bool:
-        """Read until all these offsets; False if that took longer."""
         deadline = time.monotonic() + timeout_s
         while any(self._tap.positions[tp] < end for tp, end in ends.items()):
             if time.monotonic() > deadline:

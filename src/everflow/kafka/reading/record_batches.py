@@ -1,7 +1,6 @@
 """Takes record batches apart into columns, without a Python object per record. Pure.
 
-Format v2 (KIP-98): a header, then records whose fields are varints. Where records begin is found
-one after the other, all else for thousands at once.
+Format v2 (KIP-98). Where records begin is found one after the other, all else at once.
 """
 
 from __future__ import annotations
@@ -188,8 +187,8 @@ Portion: TypeAlias = tuple[bytes, list[Batch]]
 
 
 def portions(wanted: Iterable[Batch], most_bytes: int) -> Iterator[list[Batch]]:
-    """The same batches in stretches of about ``most_bytes`` (one batch at least), where compressed
-    ones count eightfold: columns stay small."""
+    """The same batches in stretches of about ``most_bytes``, one batch at least; compressed ones
+    count eightfold."""
     portion: list[Batch] = []
     held = 0
     for batch in wanted:
@@ -328,6 +327,7 @@ def _snappy_block(block: bytes) -> bytes:
 
 
 def _read(data: bytes, filled: Sequence[Batch]) -> Iterator[Int64]:
+    """The columns of `Columns`, behind its first."""
     raw = np.frombuffer(data, np.uint8)
     counts = [batch.records for batch in filled]
     if sum(counts) >= _WORTH_TOGETHER * max(counts):
@@ -345,6 +345,7 @@ def _read(data: bytes, filled: Sequence[Batch]) -> Iterator[Int64]:
 
 
 def _fields(raw: NDArray[np.uint8], group: Sequence[Batch], place: Int64) -> list[Int64]:
+    """The same of one group, whose records begin at ``place``."""
     counts = [batch.records for batch in group]
     length, at = varints(raw, place)
     ends = at + length

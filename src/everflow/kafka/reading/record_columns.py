@@ -261,7 +261,6 @@ def _headers_of_one(data: bytes, at: int) -> list[dict[str, Any]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The zigzag varint at a place, and the place behind it."""
     number = shift = 0
     while True:
         byte = data[at]

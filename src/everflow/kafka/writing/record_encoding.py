@@ -19,7 +19,6 @@ from everflow.records import Int64
 from everflow.serdes.changed import varint
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-"""``compression.type`` and its number in a batch's attributes."""
 # Arrow's own LZ4 frames chain their blocks, which Java refuses. The header: version 1, independent
 # blocks of at most 64 KiB, no checksums; its last byte is the header's checksum.
 _LZ4_HEAD = bytes.fromhex("04224d18604082")
@@ -117,8 +116,8 @@ class RecordColumns(NamedTuple):
 
 
 class EncodedRecords(NamedTuple):
-    """The records of one batch as they are on the wire, and what its header says of them. They
-    stay beside it: a batch that is too large for its topic is made again as two."""
+    """The records of one batch as on the wire. ``columns`` stay beside it: a batch that is too
+    large is made again as two."""
 
     columns: RecordColumns
     body: pa.Buffer
