@@ -112,19 +112,17 @@ class TaskAssignor(Protocol):
     """An own assignor. Both are called on the leader only, on a thread of their own: quick, the
     group waits.
 
-    ``on_assignment_computed`` is told what became of the answer, also where it was refused. Whoever
-    works goes on working when an assignor raises or its answer is refused: everyone keeps what it
-    has, what nobody has is given away by everflow, the leader logs an error, and the group asks the
-    assignor again after ``probing.rebalance.interval.ms`` at the latest. The same happens where it
-    takes longer than a third of ``session.timeout.ms`` or of ``rebalance.timeout.ms``; an answer
-    that comes later is lost.
+    Where it raises, its answer is refused, or it takes longer than a third of
+    ``session.timeout.ms`` or of ``rebalance.timeout.ms``, everyone keeps what it has, what nobody
+    has is given away by everflow, the leader logs an error, and the group asks the assignor again
+    after ``probing.rebalance.interval.ms`` at the latest. An answer that comes later is lost.
     """
 
     def assign(self, application_state: ApplicationState) -> TaskAssignment:
         """The distribution of all tasks; called once a rebalance."""
 
     def on_assignment_computed(self, assignment: TaskAssignment, error: AssignmentError) -> None:
-        """Told what became of the answer: an `AssignmentError` or none."""
+        """Told what became of the answer; `AssignmentError.NONE`: it is used."""
 
 
 Run = Callable[[str, Callable[[], object]], object]
@@ -135,13 +133,10 @@ wait for it."""
 def decide_with(
     assignor: TaskAssignor, run: Run = lambda _, call: call()
 ) -> Callable[[ClusterState], Assignment]:
-    """``assignor`` in the place of ``assignor.assign``; where it fails, or its answer breaks a rule
-    (``validate``), everyone keeps what it has (``prior_placement``), and an error is logged each
-    time.
+    """``assignor`` in the place of ``assignor.assign``. Where it fails: see `TaskAssignor`.
 
     The returned function raises FatalError where two members have one process id, or if the
-    fallback breaks a rule: a bug. A KeyboardInterrupt is not the assignor's and goes on to the
-    caller.
+    fallback breaks a rule: a bug. A KeyboardInterrupt goes on to the caller.
     """
     name = type(assignor).__name__
 

@@ -13,8 +13,7 @@ from everflow.errors import FatalError
 from everflow.records import TaskId
 
 UNKNOWN_ENDS_RETRY_MS = 5_000
-"""Without end sums nothing may move, and a newcomer stands idle: the next decision comes soon
-(never later than the probing interval)."""
+"""Without end sums nothing may move and a newcomer stands idle: the next decision comes soon."""
 
 
 def assign(cluster: ClusterState) -> Assignment:

@@ -22,9 +22,8 @@ class MemberFacts:
 
     ``process_id`` is kept in its state folder. ``owned``: active tasks it claims, as of
     ``generation`` (the last completed, -1 = none). ``offset_sums``: its copies that do not run
-    active: standby, warm-up, dormant. A task in both is not running yet, or came back without its
-    disk: its lag counts, not the claim (scenario 22). ``draining`` members want to leave. ``rack``
-    and ``tags`` place copies apart (KIP-392, KIP-708).
+    active. A task in both is not running yet, or came back without its disk: its lag counts, not
+    the claim (scenario 22). ``rack`` and ``tags`` place copies apart (KIP-392, KIP-708).
     """
 
     process_id: str
@@ -54,8 +53,7 @@ class Member(MemberFacts):
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """A task: the partitions it reads, those its stores are restored from, and whether it has
-    stores at all."""
+    """What is known of a task."""
 
     task: TaskId
     inputs: tuple[TopicPartition, ...]
@@ -65,8 +63,7 @@ class TaskInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterState:
-    """All that a decision depends on; equal states give equal assignments, however they are listed
-    (I8).
+    """All that a decision depends on.
 
     ``end_sums``: log ends of a stateful task's changelogs, summed; None if they could not be read
     (X2). ``racks``: of a partition's replicas. ``held_back``: a lost member's tasks that nobody
@@ -86,9 +83,8 @@ class Assignment:
     """The next step of the group, by member id: tasks to run, copies to follow.
 
     ``withheld`` are moving: their present owner gives them up now, and its follow-up rebalance
-    (KIP-429) hands them over. ``target`` holds the ideal actives, ``movements`` counts roles that
-    are not yet where the ideal wants them. ``followup_ms``: when to look again; None never, 0 at
-    once.
+    (KIP-429) hands them over. ``target``: the ideal actives; ``movements``: roles that are not yet
+    there. ``followup_ms``: when to look again; None never, 0 at once.
     """
 
     active: Mapping[str, frozenset[TaskId]]
@@ -103,8 +99,7 @@ class Assignment:
 def tasks_of(
     subtopologies: Mapping[int, Sequence[str]], partition_counts: Mapping[str, int]
 ) -> dict[TaskId, tuple[TopicPartition, ...]]:
-    """Every task and its input partitions: sub-topology index x partition over its source topics;
-    topics without a known partition count are left out until they are created."""
+    """Every task and its input partitions; topics without a known partition count are left out."""
     tasks: dict[TaskId, tuple[TopicPartition, ...]] = {}
     for index in sorted(subtopologies):
         counts = {topic: partition_counts.get(topic, 0) for topic in sorted(subtopologies[index])}

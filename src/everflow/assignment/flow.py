@@ -1,12 +1,13 @@
 """Finds the cheapest placement of tasks on members as one min-cost flow. Pure.
 
-A task costs the same on all members of a rack except its owner and those with a copy. So the graph
-has a hub for each rack, through which a task comes to anybody there, and arcs to those few:
-thousands of tasks on a thousand members are some ten thousand arcs. A task is what moves along an
-arc.
+A task costs the same on all members of a rack, except on its owner and on those with a copy. So the
+graph has a hub for each rack, through which a task comes to anybody there, and direct arcs to those
+few: thousands of tasks on a thousand members are some ten thousand arcs. The flow runs between
+members and hubs; a task is what moves along an arc.
 
-Successive shortest paths, all of equal length at once: every task begins where it is cheapest,
-whoever has too many then passes tasks on. Design note 008 says why it is not a library's.
+Successive shortest paths, all paths of equal length at once: every task begins where it is
+cheapest, whoever has too many then passes tasks on. Most tasks stay, so few paths are needed.
+Design note 008 says why it is not a library's.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from typing import NamedTuple
 
 
 class Wish(NamedTuple):
-    """A task's costs: by rack on a member it has nothing to do with, and, by place, on others
-    (never more).
+    """What a task costs: ``away``, by rack, on a member that has nothing of it; ``near``, by place,
+    on those that have (never more), in the order of preference among equals.
 
-    ``near``: preference among equals. ``kind``: those whose kind a member has most of go first.
+    ``kind``: of equal tasks those go first whose kind a member has most of.
     """
 
     away: tuple[int, ...]
@@ -108,7 +109,6 @@ class _Flow:
         self._dead: set[int] = set()
 
     def _begin(self, task: int, wish: Wish) -> None:
-        """Start a task where it costs least, whether there is room or not."""
         cost = min(wish.away)
         node = self._members + wish.away.index(cost)
         for place, there in reversed(wish.near):
@@ -241,8 +241,7 @@ class _Flow:
         return self._more[arc.to] if node == self._extra else not self._more[node]
 
     def _arcs(self, node: int) -> Iterator[Arc]:
-        """The arcs along which the height rises by the cost: to members with a copy, to any member
-        of a rack, to members that may have one more."""
+        """The arcs that may be used: along them the height rises by the cost."""
         height = self._height
         here = height[node]
         if node == self._extra:
@@ -269,8 +268,7 @@ class _Flow:
             yield Arc(self._extra, NOBODY)
 
     def _in_order(self, node: int) -> list[int]:
-        """Among equal tasks those go first whose kind has most tasks here, so that those that go
-        and those that stay are both mixed."""
+        """Of equal tasks, those first whose kind has most here: both sides stay mixed."""
         number: Counter[int] = Counter()
         ranked = []
         for task in self._held[node]:

@@ -1,8 +1,7 @@
 """Lags of all copies, and tasks that wait for a lost member. Pure.
 
 With ``scheduled.rebalance.max.delay.ms`` (Connect's rule, KIP-415) a lost member's tasks wait until
-it returns. Connect holds back everything that a lost worker had; here only tasks that would start
-cold wait: stateful ones without a caught-up copy on a live member.
+it returns; here only those that would start cold: stateful ones without a hot copy elsewhere.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from everflow.assignment.cluster_state import RUNNING, Assignment, ClusterState,
 from everflow.records import TaskId
 
 STALE_ENDS_RECORDS = 10_000
-"""Records that a copy may be ahead of the end that the leader has read: it may have read a moment
-before the copy went on."""
+"""See `Lags`."""
 
 
 class Lags:
@@ -59,16 +57,13 @@ class Lags:
             self._copies.setdefault(task, {})[member_id] = max(0, end - position)
 
     def end(self, task: TaskId) -> int:
-        """Records that a member without a copy has to restore."""
         return self._ends.get(task, 0)
 
     def lag(self, member_id: str, task: TaskId) -> int:
-        """The lag of this member's copy, or of a member without one."""
         copies = self._copies.get(task)
         return self.end(task) if copies is None else copies.get(member_id, self.end(task))
 
     def hot(self, member_id: str, task: TaskId) -> bool:
-        """True if the member could run the task at once."""
         return self.lag(member_id, task) <= self._acceptable
 
     def hot_without_copy(self, task: TaskId) -> bool:
@@ -86,7 +81,6 @@ class Lags:
         return next(iter(holders)) if len(holders) == 1 else None
 
     def restoring(self, member_id: str, task: TaskId) -> bool:
-        """True if the member owns the task and still restores it."""
         return member_id in self.owners.get(task, frozenset()) and not self.hot(member_id, task)
 
 

@@ -1,8 +1,7 @@
 """Says how far the group may go towards the ideal now: hot copies win (I5, D8). Pure.
 
-In the spirit of Kafka's movements (KIP-441) and of the assignment refiner of the streams protocol:
-a task runs on where it is hot while its ideal owner warms up, and where no warm-up is left in the
-budget it is *parked*: it runs on all the same.
+As in KIP-441 a task runs on where it is hot while its ideal owner warms up. Where no warm-up is
+left in the budget it is *parked*: it runs on all the same.
 """
 
 from __future__ import annotations
@@ -138,8 +137,7 @@ def _place_standbys(draft: _Draft, task: TaskId) -> None:
 
 def _within_budget(draft: _Draft) -> list[_Move]:
     """Which moves get a warm-up: actives before standbys; started ones before new ones, those
-    nearest to hot first; last those on a member that restores tasks of its own. Then the less
-    loaded destination, the more loaded source."""
+    nearest to hot first; last those on a member that restores tasks of its own."""
     lags = draft.lags
     cluster = lags.cluster
     busy = {

@@ -1,7 +1,9 @@
 """Places standbys: apart by tags (KIP-708), even per thread, where one is if that fits. Pure.
 
-Copies are exchanged for less traffic between racks (KIP-925). Those with the same racks, tags,
-changelog places and holders' tags are one class, of which only the first is compared.
+Copies are exchanged between members for less traffic between racks (KIP-925). The racks of both
+members and the places of both changelogs say what an exchange saves; the tags of both members and
+of the tasks' other holders, whether it loses a tag. Copies that are alike in all of these are one
+class, of which only the first is compared.
 """
 
 from __future__ import annotations
@@ -31,7 +33,6 @@ by then has to do."""
 
 
 def shared_tags(tags: Sequence[tuple[str, ...]]) -> list[SharedTags]:
-    """Shared tags of each member, by place."""
     numbers = [Counter(values) for values in zip(*tags, strict=True)]
     return [
         tuple(
@@ -49,10 +50,10 @@ def new_tags(tags: SharedTags, taken: Sequence[Set[str | None]]) -> int:
 
 
 class Exchange:
-    """Copies change places, each with the one with which most is saved; numbers stay.
+    """Copies change places, each in turn with the one that saves most; members keep their numbers.
 
-    ``tags`` and ``racks``: of members, by place. ``remote``: a copy's cost in each rack. ``costs``:
-    traffic, moves.
+    ``tags`` and ``racks`` are of the members, by place. ``remote``: what a copy of a task costs in
+    each rack. ``costs``: of traffic, and of a copy that moves.
     """
 
     def __init__(
@@ -77,7 +78,6 @@ class Exchange:
             self._list(task)
 
     def placed(self) -> dict[TaskId, set[_Place]]:
-        """The copies where they stand after all rounds."""
         for _ in range(EXCHANGE_ROUNDS):
             if not self._round():
                 break
@@ -178,8 +178,7 @@ def place_standbys(
     """``num.standby.replicas`` members for each task, fewer if there are not as many; never the
     task's own.
 
-    With ``rack.aware.assignment.tags`` every next copy stands where most tags differ from those of
-    all earlier copies, and load only decides among equals.
+    With ``rack.aware.assignment.tags`` each copy stands where most tags are new, then by load.
     """
     cluster = lags.cluster
     if cluster.rules.num_standbys == 0 or len(members) < 2:
@@ -290,7 +289,6 @@ class _Floor:
         self._offer(place)
 
     def put(self, standby: Mapping[TaskId, frozenset[str]]) -> None:
-        """Begins with a placement that is there already."""
         for task, followers in standby.items():
             for member_id in followers:
                 self._give(self._place[member_id], task)
@@ -330,7 +328,6 @@ class _Floor:
         return best
 
     def even_numbers(self) -> list[int]:
-        """The number of copies for each member in an even deal."""
         numbers = [0] * len(self._members)
         heap = [(self._per_thread(place), place) for place in range(len(self._members))]
         heapq.heapify(heap)
@@ -362,7 +359,6 @@ class _Floor:
                 self._give(place, task)
 
     def fill(self, task: TaskId) -> None:
-        """The rest: least loaded first."""
         while len(self.standby[task]) < self._count:
             found = self._most_apart((), task, (), 0)
             if found is None:

@@ -1,8 +1,8 @@
 """Finds the ideal placement, as if state could be moved for free (D8). Pure.
 
 Kafka's ideal deals tasks anew at every change, which moves most of them. Here the *numbers* per
-member are dealt, and placement is what costs least (``task_costs``): only the surplus moves, and
-the ideal of the ideal is itself.
+member are dealt, and placement is what costs least (`wishes`): only the surplus moves, and the
+ideal of the ideal is itself.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def in_turn(
 class Placement:
     """Member id by task, and the members that should follow it: in the end, or now.
 
-    Of now, ``warmup`` names the members that prepare to take a role, and ``movements`` are the
-    roles not yet where the ideal wants them.
+    Of now, ``warmup`` names the members that prepare to take a role, ``movements`` counts the roles
+    not yet where the ideal wants them.
     """
 
     active: Mapping[TaskId, str]
@@ -117,8 +117,8 @@ class Placement:
 
 
 def target(lags: Lags) -> Placement:
-    """Stateful tasks, then their standbys, then stateless tasks; draining members get none unless
-    all drain. Equal cluster states give equal answers (I8). Held-back tasks get standbys only."""
+    """Stateful tasks, their standbys, stateless tasks; none for draining members unless all drain.
+    Held-back tasks get standbys only."""
     cluster = lags.cluster
     members = eligible(cluster)
     if not members:

@@ -2,9 +2,9 @@
 
 Magic, used version, latest version, then zlib JSON without defaults; unknown keys are ignored. Sets
 of tasks are runs of partitions (``0:0-3,7;1:2``). The broker keeps all members' data in one record
-of at most 1 MB (``message.max.bytes``), of which 1,000 members with 10,000 scattered tasks and
-standbys take 0.41 MB (``tests/unit/assignment/test_own_assignors.py``) and names as much again: so
-programs are sent as digests, and the host map only while it is small.
+of at most 1 MB (``message.max.bytes``): 1,000 members with 10,000 scattered tasks and standbys take
+0.41 MB of it, names would take as much again. So programs are sent as digests, and the host map
+only while it is small.
 """
 
 from __future__ import annotations
@@ -161,8 +161,7 @@ def hosts_within_budget(
 
 
 def hosts_of(group: Iterable[tuple[bytes, bytes]]) -> dict[str, HostTasks]:
-    """The host map from (subscription, assignment) user data of a group's description; without
-    members that have no end point or cannot be read."""
+    """The host map from (subscription, assignment) user data; unreadable members are left out."""
     hosts: dict[str, HostTasks] = {}
     for subscription, assignment in group:
         try:
@@ -247,8 +246,7 @@ def _text(value: object) -> str:
 
 
 class _Field(NamedTuple):
-    """A field of the bytes: its key, its name, how it is written and read, and what is read where
-    it was left out (None: it must be there, or may be None)."""
+    """``default``: what is read where it was left out (None: it must be there, or may be None)."""
 
     key: str
     name: str

@@ -17,7 +17,6 @@ from everflow.stop_signals import StopRequestedError, StopSignals
 __all__ = ["main"]
 
 BOOTSTRAP_VARIABLE = "EVERFLOW_BOOTSTRAP_SERVERS"
-"""The variable of the environment in place of ``--bootstrap-servers``."""
 
 
 def main() -> None:

@@ -1,8 +1,6 @@
 """Puts the commands together; has those that are a few lines around a part of the package.
 
-Exit codes: 0 done, also when a signal ended in order what ran; 1 failed while running; 2 wrong
-usage, configuration, program or set-up; 129, 130 and 143: SIGHUP, SIGINT or SIGTERM came before it
-ran (docs/STOPPING.md).
+Exit codes: docs/STOPPING.md.
 """
 
 from __future__ import annotations

@@ -47,7 +47,6 @@ _SUFFIXES = (
     "-subscription-registration-topic",
     "-subscription-response-topic",
 )
-"""Of the internal topics of everflow and of Kafka Streams."""
 _FORMS = (
     "earliest, latest, a time as 2026-11-26T08:00:00Z (UTC where it names no zone), or how long "
     "ago, as PT12H or P1DT6H"
@@ -84,8 +83,8 @@ def parse_position(text: str, now_ms: int) -> Position:
 def chosen_topics(
     named: Sequence[str], inputs: Sequence[str], tables: Collection[str]
 ) -> tuple[str, ...]:
-    """The input topics that ``--input-topics`` names, all without it; ``tables`` are those of
-    global tables. ConfigError for a topic that has no offsets of the group."""
+    """The input topics that ``--input-topics`` names, all without it; ConfigError for others, such
+    as those of global ``tables``."""
     wanted = dict.fromkeys(
         name.strip() for part in named for name in part.split(",") if name.strip()
     )
@@ -138,9 +137,9 @@ def leftovers(
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All steps of a reset. ``needed``: the program's internal topics, whether they exist or not,
-    with their partitions; ``repartition`` some of them. ``offsets``: offsets to commit for the
-    inputs, in the order of partitions; ``committed``: offsets that are committed now."""
+    """``needed``: the program's internal topics, whether they exist or not, with their partitions;
+    ``repartition`` some of them. ``offsets``: to commit for the inputs, in the order of partitions;
+    ``committed``: those of now."""
 
     application_id: str
     servers: str
@@ -159,13 +158,11 @@ class Plan:
 
     @property
     def deleted(self) -> dict[str, int]:
-        """Topics that go, with their partitions."""
         own = {name: self.existing[name] for name in sorted(self.needed) if name in self.existing}
         return own | {one.topic: one.partitions for one in self.others if not one.group}
 
     @property
     def untouched(self) -> bool:
-        """True if the application has left nothing, here or in the cluster."""
         return not (self.members or self.transactions or self.deleted or self.committed) and (
             self.folder is None
         )
@@ -247,9 +244,9 @@ def new_offsets(
     starts: Mapping[TopicPartition, int],
     committed: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
-    """Offsets to commit for the inputs: ``starts`` of the ``chosen`` topics, the committed ones of
-    the others, again: beside an offset stand the stream times and layouts of stores that are gone,
-    and records that are read again would be late by them."""
+    """Offsets to commit for the inputs: ``starts`` of the ``chosen`` topics, for the others the
+    committed ones again, without the stream times and layouts beside them: by these, records that
+    are read again would be late."""
     kept = {tp: offset for tp, offset in committed.items() if tp.topic not in chosen}
     return dict(sorted({**kept, **starts}.items()))
 
@@ -257,7 +254,6 @@ def new_offsets(
 def still_running(
     application_id: str, members: Collection[MemberDescription], session_timeout_ms: int
 ) -> str:
-    """Why there is no reset while the group has members, and what to do."""
     return (
         f"The group {application_id} has members: {some(map(_member, members))}. Stop all "
         f"instances, then reset. Nothing was changed. One that was killed stays in the group until "
@@ -350,8 +346,7 @@ class ClusterReset:
         return {tp: ends[tp] if offset < 0 else offset for tp, offset in found.items()}
 
     def _open_transactions(self) -> list[str]:
-        """Open transactions of the application; none where the brokers do not list them (`_fence`
-        then checks the offsets that open transactions block)."""
+        """The application's open transactions; none where brokers list none: see `_fence`."""
         config = self.config
         try:
             found = self.admin.open_transactions()
@@ -372,7 +367,6 @@ class ClusterReset:
         )
 
     def require_alone(self, members: Collection[MemberDescription]) -> None:
-        """FatalError (EF-STILL-RUNNING) where there are any."""
         if members:
             config = self.config
             raise FatalError(

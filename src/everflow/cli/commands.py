@@ -1,6 +1,4 @@
-"""The command ``everflow`` itself, and what its commands share: options and the settings that they
-mean, a cluster that answers, errors, forms of results.
-"""
+"""The command ``everflow`` itself, and what its commands share."""
 
 from __future__ import annotations
 
@@ -43,7 +41,6 @@ _ORDER = (
     *("produce", "consume", "reset", "state", "status", "tasks", "lag", "drain", "rack"),
     *("autoscale", "setup", "simulate"),
 )
-"""Commands in the order of ``--help``."""
 
 
 class Commands(TyperGroup):
@@ -205,8 +202,7 @@ def assignments(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 
 def _settings_of(folders: Sequence[Path]) -> dict[str, str]:
-    """Files by name, without those that begin with a dot, as Kubernetes mounts a Secret.
-    ConfigError for a folder that cannot be read."""
+    """Files by name, but those that begin with a dot (Kubernetes' own in a Secret). ConfigError."""
     found: dict[str, str] = {}
     for folder in folders:
         try:
@@ -251,7 +247,6 @@ def connected(config: StreamsConfig, status: StatusLine) -> Iterator[ClusterAdmi
 
 
 def own_status() -> StatusLine:
-    """A line on stderr, beside the results."""
     from rich.console import Console
 
     from everflow.console.status import StatusLine
@@ -278,7 +273,6 @@ class Cluster:
 
     @contextmanager
     def connected(self) -> Iterator[tuple[StreamsConfig, ClusterAdmin, StatusLine]]:
-        """An admin client of the cluster, which answers, and a line on stderr."""
         config = self.config()
         with own_status() as status, connected(config, status) as admin:
             yield config, admin, status
@@ -304,8 +298,7 @@ class ProgramSettings:
 
     @contextmanager
     def merged(self, context: typer.Context, **more: object) -> Iterator[dict[str, object]]:
-        """All settings by their keys; ``more``: further options by their names. Errors of the block
-        name a setting as it was typed. ConfigError if a required one is missing."""
+        """All settings by key, with ``more``. Errors of the block name a setting as typed."""
         options = {
             "application.id": self.application_id,
             "bootstrap.servers": self.bootstrap_servers,
@@ -360,9 +353,9 @@ def _options(of: Callable[..., Any]) -> Iterator[inspect.Parameter]:
 def command(group: typer.Typer = app, name: str | None = None) -> Callable[[F], F]:
     """Add a function to ``group`` as a command; what it returns is the exit code, None is 0.
 
-    A parameter whose type is a dataclass becomes an option for each of its fields. The command also
-    takes ``--debug``, which the function gets if it has a parameter ``debug``; a parameter ``more``
-    gets the list of `errors_for_people`. Its errors become a text on stderr and an exit code.
+    A parameter whose type is a dataclass becomes an option for each of its fields. ``--debug`` goes
+    to a parameter ``debug``; ``more`` gets the list of `errors_for_people`. Errors become a text on
+    stderr and an exit code.
     """
 
     def add(function: F) -> F:
@@ -395,8 +388,8 @@ def command(group: typer.Typer = app, name: str | None = None) -> Callable[[F], 
 
 @contextmanager
 def errors_for_people(debug: bool) -> Iterator[list[str]]:
-    """Turn errors into one text on stderr and an exit code; with ``debug`` let the traceback
-    through. The lines that the block adds to the list end the text."""
+    """Errors become one text on stderr, ended by the lines of the list, and an exit code; with
+    ``debug`` they pass."""
     more: list[str] = []
     logs.install()
     try:

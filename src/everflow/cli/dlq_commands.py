@@ -57,7 +57,6 @@ class Chosen:
     def of(
         self, found: Sequence[DeadLetter], places: frozenset[LetterPlace] = frozenset()
     ) -> list[DeadLetter]:
-        """Those of ``found``, and with ``places`` only those there."""
         from everflow.kafka.dead_letters import Filter
 
         only = Filter(self.error, self.source, self.node, places)
@@ -177,7 +176,6 @@ def replay(
 
 
 def _old(admin: ClusterAdmin, chosen: Sequence[DeadLetter], to: str | None) -> OldLetters | None:
-    """Count the records that are older than the newest record of their target topic."""
     from everflow.kafka.dead_letters import OldLetters
     from everflow.records import TopicPartition
 
@@ -262,7 +260,6 @@ def _listed(topic: str, cluster: Cluster, chosen: Chosen) -> list[DeadLetter]:
 
 
 def _require(topic: str, found: Sequence[DeadLetter], places: Collection[LetterPlace]) -> None:
-    """ConfigError where no letter is at one of these places."""
     missing = set(places) - {letter.place for letter in found}
     if missing:
         raise ConfigError(

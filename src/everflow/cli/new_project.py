@@ -97,7 +97,6 @@ def make(folder: Path, module: str) -> list[str]:
 
 
 def next_steps(folder: Path, module: str) -> list[str]:
-    """The commands that test and run the project, as they can be typed here."""
     everflow, python = "everflow", "python"
     if shutil.which("everflow") is None:
         everflow, python = (

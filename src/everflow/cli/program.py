@@ -1,7 +1,6 @@
 """``module:name`` or ``file.py:name`` -> the user's topology.
 
-The module is imported as its owner would import it: the current folder is on the path. Most faults
-of a program are found in its source, before it runs: a mistyped name costs no start of Spark.
+Most faults of a program are found in its source: a mistyped name costs no start of Spark.
 """
 
 from __future__ import annotations
@@ -169,7 +168,6 @@ def _failed(what: str, error: BaseException) -> TopologyError:
 
 
 def _is_users(filename: str) -> bool:
-    """True if a frame is of the user's program, not of importlib, everflow or a package."""
     ours = str(Path(__file__).parents[1])
     return not (
         filename.startswith(("<", ours))
@@ -254,8 +252,8 @@ def require_name(module: str, path: str) -> None:
 
 
 def _require_own_name(module: str, path: str) -> None:
-    """TopologyError where a file or a package's folder in the first folder of the path, or the
-    current one, is called as a library, so that one of the two cannot be imported."""
+    """TopologyError where a file or folder of the program is called as a library: one of the two
+    cannot be imported."""
     top, *rest = module.split(".")
     here = [Path(sys.path[0] if sys.path else "").resolve(), Path.cwd()]
     mine = next((own for folder in here if (own := _own(folder, top, rest)) is not None), None)
@@ -289,7 +287,6 @@ def _own(folder: Path, top: str, rest: Sequence[str]) -> Path | None:
 
 
 def _parsed(module: str, found: Path) -> ast.Module:
-    """The source's tree; TopologyError where it is no Python."""
     text = _read(found)
     try:
         tree = ast.parse(text, found)
@@ -315,8 +312,7 @@ def no_such_module(missing: str, asked: str) -> TopologyError:
 
 
 def no_such_name(module: str, path: str, known: Sequence[str], place: str) -> TopologyError:
-    """The error for a name that a module does not have; ``known`` could have been meant; ``place``
-    of the module, empty where it has none."""
+    """``known``: names that may be meant; ``place``: of the module, empty if it has none."""
     hint = f"; it has: {_listed(path, known)}" if known else "; it holds no topology at all"
     if Path(place).is_dir():
         hint = f"; it is a folder: {_no_program_file(Path(place))}"
@@ -369,7 +365,6 @@ def _binds_unseen(node: ast.AST) -> bool:
 
 
 def _bound(table: symtable.SymbolTable, outermost: bool = True) -> Iterator[str]:
-    """Names that the module binds, also from functions that declare them global."""
     for symbol in table.get_symbols():
         set_here = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
         if set_here and (outermost or symbol.is_declared_global()):
@@ -396,8 +391,7 @@ def _offered(tree: ast.Module) -> list[str]:
 
 
 def write_stores(target: str, application_id: str, optimization: str, file: str) -> int:
-    """Write the stores of a program into ``file``, packed as a worker opens them; the exit code.
-    For a process that must not start Spark itself (`everflow.snapshots.state_source`)."""
+    """For `snapshots.state_source`: a program's stores, packed, into ``file``; the exit code."""
     from everflow.snapshots.logged_stores import logged_stores
     from everflow.travel.parcel import Parcel
 

@@ -28,7 +28,6 @@ from everflow.serdes import Serde, SerdeError
 from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, START_BYTES
 
 DELIVERY_S = 20.0
-"""For how long a record may wait for a broker that takes it."""
 _POLL_S = 0.2
 _IDLE_S = 1.0
 _AT_ONCE = 1_000
@@ -43,7 +42,6 @@ _SINGLE: dict[Format, tuple[Serde, Callable[[str], Any]]] = {
     Format.float_: (serdes.float_(), exact_texts.number),
     Format.double: (serdes.double(), exact_texts.number),
 }
-"""Of what is one value: its serde, and what reads its text."""
 
 
 NOW = 0
@@ -60,8 +58,7 @@ class Line:
 def lines(
     source: Iterable[str], separator: str, key: Format, value: Format, timed: bool = False
 ) -> Iterator[Line]:
-    """The records that lines of text stand for; ``timed``: each line begins with the time.
-    ConfigError, naming the line, for one that is not what it should be."""
+    """The records of lines; ``timed``: each begins with the time. ConfigError names the line."""
     for number, line in enumerate(_readable(source), 1):
         text = line.rstrip("\r\n")
         if not text.strip():
@@ -236,7 +233,7 @@ def send(config: StreamsConfig, topic: str, lines_: Iterable[Line], status: Stat
 
 def _in_groups(given: Iterable[Line]) -> Iterator[list[Line]]:
     """The lines that are there at a time: one that was typed does not wait for the next. An error
-    of ``given`` is raised behind the lines before it."""
+    comes behind the lines before it."""
     coming: queue.Queue[Line | Exception | None] = queue.Queue(_AT_ONCE)
 
     def read() -> None:

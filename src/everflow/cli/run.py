@@ -40,13 +40,11 @@ log = logging.getLogger("everflow")
 WATCH_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 10.0
 LONGEST_RUNNING_S = 30.0
-"""The longest interval while the instance runs."""
 WATCH_PAUSES = 300.0
 """A look at 1,000 tasks takes hundredths of a second of a core; so many looks are the pause."""
 RATE_S = 10.0
 """Rates are taken over so long."""
 ASK_S = 3.0
-"""For so long brokers are asked whether they are there."""
 EXIT_FAILED = 1
 _SETTLED = frozenset({ClientState.RUNNING, *ENDED})
 
@@ -63,9 +61,9 @@ def run_program(
     """Load ``target`` and run it until a signal stops it; the exit code: 0 if it ran and ended in
     order, 128 and the number of the signal if that came before it ran, 1 if its end took too long.
 
-    ``settings`` are dotted keys of `StreamsConfig`; ``failed`` gets where to read more, if it does.
-    Must be called from the main thread (signals). Raises ConfigError, TopologyError or SetupError
-    before anything runs; EverflowError: what stopped the instance.
+    ``settings`` are dotted keys of `StreamsConfig`; ``failed`` gets where to read more. Main thread
+    only (signals). ConfigError, TopologyError or SetupError before anything runs; EverflowError:
+    what stopped the instance.
     """
     config = StreamsConfig(**settings)
     # `start` checks both too, but only behind the seconds that Spark takes.
@@ -118,7 +116,6 @@ def _ask_brokers(config: StreamsConfig, status: StatusLine) -> None:
 
 
 def pause_s(took_s: float, state: ClientState) -> float:
-    """Seconds until the next look, where the last one took ``took_s``."""
     longest_s = LONGEST_RUNNING_S if state is ClientState.RUNNING else LONGEST_INTERVAL_S
     return min(longest_s, max(WATCH_INTERVAL_S, took_s * WATCH_PAUSES))
 

@@ -71,7 +71,6 @@ class RowsOutput:
     output: Form = Output.text
 
     def check(self) -> None:
-        """ConfigError for options that do not go together."""
         if (self.form is RowsFormat.parquet) != (self.path is not None):
             raise ConfigError("--format parquet and --path FOLDER go together.")
         if self.form is RowsFormat.json and self.output is Output.json:
@@ -156,7 +155,6 @@ def print_lines(rows: Rows, most: int | None) -> None:
 
 
 def print_document(about: Mapping[str, Any], rows: Rows, most: int | None) -> None:
-    """One JSON object with ``about``, the rows as they arrive, and their notes."""
     echo(f'{_json(about)[:-1]}, "rows": [')
     separator = " "
     for row in islice(_dicts(rows), most):

@@ -144,7 +144,6 @@ def topic_rows(
 
 
 def topic_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines of ``everflow topic list``: topics of users, of applications, then the broker's own."""
     order = {"": 0, "internal": 1, "the broker's own": 2}
     cells = [
         [f"{cell:,}" if isinstance(cell, int) else cell for cell in row.values()]
@@ -189,9 +188,8 @@ def _refused(failure: FatalError, wanted: Mapping[str, int]) -> EverflowError:
 def parse_topics(
     arguments: Sequence[str], *, option: str = "--topic ", partitions: int | None = None
 ) -> dict[str, int]:
-    """Partitions by topic name, in the order given. ``partitions`` are those of an argument that
-    names none: without it each must. ConfigError, naming the argument behind ``option``, for one
-    that the broker would refuse, and for a topic given twice."""
+    """Partitions by topic, in the order given. ``partitions``: of an argument that names none;
+    without it each must. ConfigError names the argument behind ``option``: wrong or twice."""
     topics: dict[str, int] = {}
     for argument in arguments:
         name, separator, count = argument.rpartition(":")
@@ -217,9 +215,8 @@ def parse_topics(
 def create_topics(
     bootstrap_servers: str, topics: Mapping[str, int], say: Callable[[str], None]
 ) -> None:
-    """Create those that are missing, and say a line of each; they can be written to afterwards.
-    ConfigError, before any is created, if one that exists has another number of partitions;
-    RetriableError where the broker does not answer."""
+    """Create those that are missing, and say a line of each. ConfigError, before any is created, if
+    one that exists has another number of partitions; RetriableError."""
     from everflow.kafka.admin import ClusterAdmin
 
     with closing(ClusterAdmin({"bootstrap.servers": bootstrap_servers})) as admin:

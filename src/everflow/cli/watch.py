@@ -172,8 +172,8 @@ def autoscale(
 def lag_rows(
     config: StreamsConfig, admin: ClusterAdmin, application_id: str
 ) -> list[dict[str, Any]]:
-    """Topic, partition, committed, end and lag, worst first. FatalError where the group has
-    committed nothing; RetriableError without an answer."""
+    """Topic, partition, committed, end and lag, worst first. FatalError: nothing was committed;
+    RetriableError."""
     committed = admin.all_committed(application_id, ASK_S)
     if not committed:
         raise FatalError(
@@ -205,8 +205,8 @@ def lag_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def checked(target: str, settings: Mapping[str, object]) -> StreamsConfig:
-    """The configuration of instances that are started elsewhere, as processes or on other hosts.
-    ConfigError, TopologyError: what no instance could run with."""
+    """The configuration of instances that are started elsewhere. ConfigError, TopologyError: none
+    could run with it."""
     from everflow.cli.program import module_and_name, put_current_folder_on_path, require_name
     from everflow.config import StreamsConfig
     from everflow.kafka.client_settings import check_clients
@@ -261,8 +261,8 @@ def nobody_at(url: str, error: OSError) -> RetriableError:
 
 
 def status_at(address: str) -> dict[str, Any]:
-    """The JSON of an instance. RetriableError where none answers, with what to check; ConfigError
-    for what is no address, or not where an instance is watched."""
+    """The JSON of an instance. RetriableError: none answers; ConfigError: no address, or not where
+    an instance is watched."""
     url = url_of(address)
     try:
         found = json.loads(asked(f"{url}/status", ANSWER_S))
@@ -315,12 +315,10 @@ def _answer(address: str) -> tuple[dict[str, Any], EverflowError | None]:
 
 
 def answered(status: Mapping[str, Any]) -> bool:
-    """True if it is a status: see `ask`."""
     return "state" in status
 
 
 def is_well(status: Mapping[str, Any]) -> bool:
-    """True if it answered, is ready, and hears its brokers."""
     return answered(status) and status["ready"]["ok"] and not _brokers_away(status)
 
 
@@ -393,7 +391,6 @@ def tasks_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def warnings(statuses: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The lines below the tasks: instances that did not answer, and those without brokers."""
     lines = []
     for status in statuses:
         if not answered(status):
@@ -424,8 +421,7 @@ DONE, FAILED = "NOT_RUNNING", ("PENDING_ERROR", "ERROR")
 
 
 def returns(stateful_set: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """True if this pod comes back, or if that cannot be found out. A static member that does not
-    return loses its tasks after ``session.timeout.ms``, which is slower and safe."""
+    """True if this pod comes back, or if that is unknown: its tasks then wait, slower but safe."""
     try:
         return not goes_for_good(
             environment["HOSTNAME"], read_stateful_set(stateful_set, environment)
@@ -440,8 +436,8 @@ def drained(
     """Tell the instance, and wait until it has ended; ``report`` gets how far it is, some times a
     second. How many active tasks it had when it was seen last.
 
-    RetriableError where none answers, or it takes longer; FatalError where it ends with an error;
-    ConfigError where it does not do it, with the reason.
+    RetriableError: none answers, or it takes longer; FatalError: it ends with an error;
+    ConfigError: it refuses.
     """
     url = url_of(address)
     _tell(url, address)
@@ -500,8 +496,7 @@ def _status(url: str, left_s: float) -> dict[str, Any] | None:
 
 
 def goes_for_good(pod: str, stateful_set: Mapping[str, Any] | None) -> bool:
-    """True if no pod of this name will come back: the set is gone or being deleted, or has fewer
-    replicas than this pod's ordinal needs. Pure. ValueError for a name without an ordinal."""
+    """True if no pod of this name will come back. Pure. ValueError: a name without an ordinal."""
     if stateful_set is None or stateful_set["metadata"].get("deletionTimestamp"):
         return True
     first = stateful_set["spec"].get("ordinals", {}).get("start", 0)
@@ -671,8 +666,8 @@ def planned(
 
 
 def asked_of(address: str, instances: int | None, most: int | None) -> dict[str, Any]:
-    """Ask a fleet for its status; with ``instances`` resize it first. RetriableError where none
-    answers, ConfigError for what it refuses."""
+    """A fleet's status, after it was resized if ``instances`` is given. RetriableError: no answer;
+    ConfigError: it refuses."""
     if instances is None and most is not None:
         raise ConfigError("--max needs --instances")
     sizes = None if instances is None else {"instances": instances, "max": most}

@@ -49,7 +49,6 @@ _NEWEST_VERSION, _EPOCHS_VERSION = 7, 4
 """Of the requests for offsets, from which they may ask for it."""
 _NO_EPOCH = -1
 _TOPIC, _BROKER = 2, 4
-"""Kinds of resources that have a configuration."""
 _DESCRIBE_VERSION = 5
 """The next one calls a group that has no members an error."""
 _OFFSETS_VERSION = 7
@@ -110,8 +109,7 @@ class TopicShape:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberDescription:
-    """Of a group. ``instance_id``: its group.instance.id, if it is a static one; ``subscription``
-    and ``assignment``: the user data that it sent to its group and got of it."""
+    """``subscription``, ``assignment``: the user data that it sent to its group and got of it."""
 
     member_id: str
     client_id: str
@@ -132,8 +130,9 @@ class TransactionState(NamedTuple):
 class ClusterAdmin:
     """Requests about topics, offsets, groups and transactions.
 
-    Safe from any thread; ``close`` when done. Passing faults are retried until ``timeout_s``, then
-    RetriableError with the last cause; others are raised at once.
+    Safe from any thread; ``close`` when done. Passing faults (a topic just created, a leader that
+    changes, a broker away) are retried until ``timeout_s``, then RetriableError with the last
+    cause; others are raised at once.
     """
 
     def __init__(
@@ -143,14 +142,12 @@ class ClusterAdmin:
         stop: threading.Event | None = None,
         connection: Mapping[str, Any] | None = None,
     ) -> None:
-        """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``connection``: of
-        `connection_settings`, in place of its. Connects at the first request. Once ``stop`` is set
-        every request, also one that is waited for, ends in a RetriableError soon."""
+        """``config``: librdkafka keys; ``connection``: of `connection_settings`, in place of its.
+        Connects at the first request. Once ``stop`` is set every request ends in RetriableError."""
         self._bootstrap = str(config["bootstrap.servers"])
         self._settings = connection_settings(config) if connection is None else connection
         self._link: BrokerLink | None = None
         self._addresses: Sequence[str] = ()
-        """Where the brokers say that they are."""
         self._closed = False
         self._lock = threading.Lock()
         self.stop = stop or threading.Event()
@@ -171,10 +168,10 @@ class ClusterAdmin:
     ) -> str:
         """Block until a broker answers; returns the cluster id.
 
-        ``on_retry`` gets a line for people about every 3 s, oftener if ``timeout_s`` (seconds) is
-        short. ``limit``: the setting that it is from; ``check``: what to check where nothing
-        answers. TaskTimeoutError: nothing answered in time. FatalError: brokers answer, and twice
-        refuse this client, or it their certificate.
+        ``on_retry`` gets a line for people every 3 s or oftener. ``limit``: the setting that
+        ``timeout_s`` is from; ``check``: what to check where nothing answers. TaskTimeoutError:
+        nothing answered in time. FatalError: brokers answer, and twice refuse this client, or it
+        their certificate.
         """
         deadline = time.monotonic() + timeout_s
         named = f" ({limit})" if limit else ""
@@ -210,8 +207,7 @@ class ClusterAdmin:
                 time.sleep(max(0.0, min(attempt_s - (time.monotonic() - began), _LONGEST_PAUSE_S)))
 
     def _refusal(self, failure: RetriableError, refusals: Counter[str]) -> str:
-        """What the last failed connection says. FatalError where a broker refused this client, or
-        this client the broker's certificate, more than once."""
+        """What the last failed connection says; FatalError as `wait_until_reachable`."""
         text, kind = str(failure.__cause__ or failure), ""
         if isinstance(failure.__cause__, _NOT_LET_IN):
             kind = "sasl"
@@ -251,8 +247,6 @@ class ClusterAdmin:
         return self._retry(once, timeout_s, doing) if wanted else {}
 
     def list_topics(self, timeout_s: float = _REQUEST_S) -> dict[str, TopicShape]:
-        """Every topic that may be seen, the broker's own included, by name."""
-
         async def once(link: BrokerLink, left: float) -> dict[str, TopicShape]:
             found = {}
             for topic in (await _metadata(link, None, left)).topics:
@@ -293,8 +287,7 @@ class ClusterAdmin:
         return self._retry(once, timeout_s, "reading topic configurations") if wanted else {}
 
     def creates_topics(self) -> bool | None:
-        """True if naming a topic creates it (``auto.create.topics.enable``); None where brokers do
-        not say (no permission, a service that hides it)."""
+        """True if naming a topic creates it; None where brokers do not say (no permission)."""
 
         async def once(link: BrokerLink, left: float) -> bool | None:
             node = link.any_node()
@@ -316,8 +309,7 @@ class ClusterAdmin:
         """Create ``{name: (partitions, config)}`` and wait until every partition answers; returns
         those that are new.
 
-        A topic that exists already is left as it is (another instance may have been quicker):
-        validate it. ``replication_factor`` -1 takes the broker's default.
+        A topic that exists is left as it is: validate it. ``replication_factor`` -1: the broker's.
         """
         if not topics:
             return set()
@@ -368,8 +360,8 @@ class ClusterAdmin:
             self._retry(once, timeout_s, f"deleting topics {', '.join(wanted)}")
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
-        """Drop the records below the offsets, which must be below a stable committed offset of the
-        present owner (purge of repartition topics; scenario 27)."""
+        """Drop the records below the offsets, which must not lie above the owner's stable commit
+        (scenario 27)."""
 
         async def once(link: BrokerLink, left: float) -> None:
             def request(logs: Sequence[TopicPartition]) -> Any:
@@ -507,12 +499,9 @@ class ClusterAdmin:
         return self._retry(once, timeout_s, f"describing group {group}", group)
 
     def client_ids(self, group: str) -> frozenset[str]:
-        """Client ids of a group's members, whatever state the group is in."""
         return frozenset(member.client_id for member in self.members(group))
 
     def groups(self, timeout_s: float = _REQUEST_S) -> frozenset[str]:
-        """The consumer groups of the cluster that may be seen."""
-
         async def once(link: BrokerLink, left: float) -> frozenset[str]:
             answers = await _of_every_broker(link, admin_api.ListGroupsRequest(min_version=0), left)
             return frozenset(str(one.group_id) for answer in answers for one in answer.groups)
@@ -522,8 +511,7 @@ class ClusterAdmin:
     def remove_members(
         self, group: str, members: Collection[MemberDescription], timeout_s: float = _REQUEST_S
     ) -> None:
-        """Take members out of the group, static ones too (KIP-443); one that has left meanwhile is
-        no error. One that lives joins again."""
+        """Take members out, static ones too (KIP-443); one that has left is no error."""
         leaving = [
             consumer_api.LeaveGroupRequest.MemberIdentity(
                 member_id="" if one.instance_id else one.member_id,
@@ -587,8 +575,7 @@ class ClusterAdmin:
         return self._retry(once, _REQUEST_S, "listing open transactions")
 
     def transactions(self, ids: Collection[str]) -> dict[str, TransactionState]:
-        """The states of transactional ids; those of brokers that do not answer are missing.
-        RetriableError where none does."""
+        """States by transactional id, of brokers that answer; RetriableError where none does."""
         return self._retry(
             lambda link, left: transaction_states(link, ids, left),
             _STATES_S,
@@ -629,8 +616,7 @@ class ClusterAdmin:
         doing: str,
         group: str = "",
     ) -> T:
-        """``once(link, seconds left)`` until it succeeds; pauses 20 ms, doubling up to 1 s.
-        ``group``: whose coordinator is asked."""
+        """``once(link, seconds left)`` until it succeeds; ``group``: whose coordinator is asked."""
         deadline = time.monotonic() + timeout_s
         pause = _FIRST_PAUSE_S
         while True:
@@ -667,8 +653,7 @@ class ClusterAdmin:
 def user_data_of_group(
     settings: GroupSettings, timeout_s: float = _REQUEST_S
 ) -> list[tuple[bytes, bytes]]:
-    """(subscription, assignment) user data of all members, as of the last completed rebalance;
-    empty while one runs. Connects anew: a fraction of a second."""
+    """(subscription, assignment) user data of all members; empty in a rebalance. Connects anew."""
     connection = {**settings.client, "bootstrap_servers": settings.bootstrap_servers}
     config = {"bootstrap.servers": settings.bootstrap_servers}
     with closing(ClusterAdmin(config, connection=connection)) as admin:
@@ -677,7 +662,6 @@ def user_data_of_group(
 
 
 def _of_logs(answer: Any) -> Iterator[tuple[TopicPartition, Any]]:
-    """What an answer says, log by log."""
     for topic in answer.topics:
         for one in topic.partitions:
             yield TopicPartition(str(topic.name), int(one.partition_index)), one
@@ -825,8 +809,6 @@ async def _of_leaders(
 
 
 def _unanswered(refused: Mapping[TopicPartition, Exception]) -> EverflowError:
-    """Why some offsets were not answered: what will not pass, or which logs the brokers say nothing
-    of."""
     errors = [classify(why, f"asking for offsets of {tp}") for tp, why in sorted(refused.items())]
     for error in errors:
         if not isinstance(error, RetriableError):

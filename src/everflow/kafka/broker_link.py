@@ -1,7 +1,6 @@
 """kafka-python's connections under our own requests: leaders, coordinators, requests and answers.
 
-What reaches into kafka-python 3.0 for writing and watching logs is here. The event loop turns in
-the caller's thread while it waits: a batch goes through no other thread.
+What reaches into kafka-python 3.0 for writing and watching logs is here.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ _REASON_MS = 1_000
 
 
 class BrokerLink:
-    """Owned by one thread; every method but the coroutines turns the loop in it. Opens one
-    connection to each broker that it needs, until closed."""
+    """Owned by one thread, in which every method but the coroutines turns the loop."""
 
     def __init__(
         self,
@@ -49,10 +47,9 @@ class BrokerLink:
         client_id: str = "everflow-writer",
         threaded: bool = False,
     ) -> None:
-        """``connection``: of `connection_settings`; ``client_id`` where it says none; ``threaded``:
-        the loop turns in a thread of its own, and any thread may ask for an `outcome`. Raises
-        RetriableError if no broker answers within ``timeout_s`` seconds, FatalError if one refuses
-        this client."""
+        """``connection``: of `connection_settings`; ``threaded``: the loop turns in a thread of its
+        own, and any thread may ask for an `outcome`. RetriableError if no broker answers in
+        ``timeout_s`` seconds, FatalError if one refuses this client."""
         servers = str(connection["bootstrap_servers"])
         settings = {
             "client_id": client_id,
@@ -124,7 +121,6 @@ class BrokerLink:
         self._net.poll(timeout_ms=wait_s * 1000)
 
     def started(self, coroutine: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-        """As `start`; what it gives can be awaited."""
         future: Awaitable[T] = self._net.call_soon_with_future(coroutine)
         return future
 
@@ -142,7 +138,6 @@ class BrokerLink:
         await self._net.sleep(seconds)
 
     def close(self) -> None:
-        """Close the connections; what was not sent is gone."""
         with suppress(RuntimeError):
             if self._threaded:
                 self._net.run(self._manager.close)
@@ -152,8 +147,8 @@ class BrokerLink:
             self._net.close()
 
     async def send(self, node: int, request: Any, timeout_s: float | None = None) -> Any:
-        """The answer; if it does not come within ``timeout_s`` (None: the setting) the connection
-        is given up. Raises LinkLostError."""
+        """The answer; LinkLostError where none comes within ``timeout_s`` (None: the setting): the
+        connection is given up."""
         sent = False
         try:
             connection = self._manager.get_connection(node)
@@ -168,23 +163,19 @@ class BrokerLink:
             raise LinkLostError(f"{failure}", sent=sent) from failure
 
     def leader(self, tp: TopicPartition) -> int | None:
-        """The node that leads a partition, as far as is known; None if there is none."""
         client_tp = ClientTopicPartition(tp.topic, tp.partition)
         node = self._cluster.leader_for_partition(client_tp)
         return None if node in _NO_LEADER else node
 
     def leader_epoch(self, tp: TopicPartition) -> int:
-        """The epoch of that leader; -1: unknown."""
         client_tp = ClientTopicPartition(tp.topic, tp.partition)
         epoch = self._cluster.leader_epoch_for_partition(client_tp)
         return -1 if epoch is None else int(epoch)
 
     def knows(self, node: int) -> bool:
-        """True if the broker is in the cluster, as far as is known."""
         return self._cluster.broker_metadata(node) is not None
 
     def version(self, request: type) -> int:
-        """The latest version of a request that the brokers take."""
         return int(self._manager.broker_version_data.api_version(request))
 
     async def connect(self, node: int) -> None:
@@ -212,7 +203,6 @@ class BrokerLink:
             await self.refresh()
 
     def nodes(self) -> list[int]:
-        """All brokers, as far as is known."""
         return [int(broker.node_id) for broker in self._cluster.brokers()]
 
     def addresses(self) -> list[str]:
@@ -224,7 +214,6 @@ class BrokerLink:
         return len(self._cluster.partitions_for_topic(topic) or ())
 
     def forbidden(self, topic: str) -> bool:
-        """True if the brokers do not even show this topic to this client."""
         return topic in self._cluster.unauthorized_topics
 
     async def coordinator(self, kind: CoordinatorKind, key: str) -> int:
@@ -244,12 +233,10 @@ class BrokerLink:
         return int(answer.node_id)
 
     def forget_coordinator(self, kind: CoordinatorKind, key: str) -> None:
-        """It was the wrong one, or is away: look for it again."""
         self._cluster._coordinators.pop((_KINDS[kind], key), None)
 
     async def transaction_version(self) -> int:
-        """The cluster's ``transaction.version`` (KIP-890: 2 is the second part); 0 where a broker
-        does not say. Raises LinkLostError."""
+        """The cluster's ``transaction.version`` (KIP-890); 0: not said. Raises LinkLostError."""
         answer = await self.send(
             self.any_node(),
             ApiVersionsRequest(
@@ -283,8 +270,7 @@ class BrokerLink:
 
 
 async def _built(build: Callable[..., Awaitable[Any]], *arguments: Any, **named: Any) -> Any:
-    """kafka-python's transport, which takes a megabyte at a time instead of 4 KiB, and what came
-    before the broker has ended the connection: that says why."""
+    """kafka-python's transport, which also reads what came before the end: that says why."""
     transport = await build(*arguments, **named)
     transport._sock_recv = MethodType(_receive, transport)
     return transport

@@ -104,7 +104,6 @@ def _given(config: StreamsConfig, kind: ClientKind) -> dict[str, tuple[str, Any]
 
 
 def _refusal(kind: ClientKind, key: str, value: Any) -> str | None:
-    """Why a client does not take a setting; None if it does."""
     if key.startswith(_SECURITY):
         return None
     known = _READ[kind] | _WITHOUT_EFFECT

@@ -24,8 +24,7 @@ from everflow.errors import ConfigError
 _ANSWER_S = 10.0
 _LONGEST_ANSWER = 1 << 20
 _RENEWED_AT = 0.8
-"""The part of a token's life after which it is renewed, as Kafka's own login does
-(``sasl.login.refresh.window.factor``)."""
+"""The part of a token's life after which it is renewed, as Kafka's own login does it."""
 _LIFE_S = 300.0
 """The life of a token that does not say."""
 _PREFIX = "sasl.oauthbearer."
@@ -49,8 +48,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
-    """Tokens for one client id, kept until they are old. Safe from any thread; asks in the calling
-    one, for at most some seconds, once in a token's life."""
+    """Tokens for one client id, kept until they are old. Safe from any thread, which it may hold
+    for some seconds."""
 
     def __init__(
         self, config: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
@@ -84,7 +83,6 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
             return self._token
 
     def extensions(self) -> dict[str, str]:
-        """``sasl.oauthbearer.extensions``."""
         return self._extensions
 
     def _asked(self) -> tuple[str, float]:
@@ -166,7 +164,6 @@ _KEYWORDS = {
     "sasl.username": "sasl_plain_username",
     "sasl.password": "sasl_plain_password",
 }
-"""librdkafka's keys as kafka-python's keywords."""
 _TIMES = {
     "connections.max.idle.ms": "connections_max_idle_ms",
     "metadata.max.age.ms": "metadata_max_age_ms",
@@ -175,7 +172,6 @@ _TIMES = {
     "socket.connection.setup.timeout.ms": "socket_connection_setup_timeout_ms",
 }
 CONNECTION_KEYS = frozenset(_KEYWORDS) | frozenset(_TIMES)
-"""What is read of a client's settings beside its security."""
 CHECK_CRCS = "check.crcs"
 """Kafka's setting of consumers; on by default here, as in Java's client and not in librdkafka."""
 _TLS = frozenset(
@@ -226,7 +222,6 @@ def connection_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole_number(key: str, value: Any) -> int:
-    """A setting's number. ConfigError where it is none."""
     try:
         return int(value)
     except (TypeError, ValueError) as failure:
@@ -234,7 +229,6 @@ def whole_number(key: str, value: Any) -> int:
 
 
 def security_keywords(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The security settings of `connection_settings`."""
     found = connection_settings(config)
     return {
         key: value for key, value in found.items() if key.startswith(("security_", "sasl_", "ssl_"))

@@ -37,7 +37,6 @@ _FETCH_BYTES = 2 << 20
 """The size of a fetch: the topic may be read in an instance that is at work."""
 _log = logging.getLogger(__name__)
 SHOWN_BYTES, SHOWN_HEADERS, SHOWN_CHARACTERS = 1_000, 20, 10_000
-"""The bounds of a letter that is shown as a sample."""
 
 _LONGEST_NUMBER = 19
 Cause = tuple[str, str, str]
@@ -63,7 +62,6 @@ class LetterPlace(NamedTuple):
 
     @property
     def note_key(self) -> bytes:
-        """The key of the note that this letter was replayed."""
         return f"{REPLAYED}/{self}".encode()
 
 
@@ -114,13 +112,11 @@ class DeadLetter:
 
     @property
     def source_partition(self) -> int | None:
-        """The source topic's partition; None where no header has its number."""
         text = self.about.get("partition", "")
         return int(text) if _is_number(text) else None
 
     @property
     def error(self) -> str:
-        """Class and first line of the message."""
         message = self.about.get("message", "").partition("\n")[0]
         kind = self.about.get("exception", "")
         known = message.startswith(kind.rpartition(".")[2] + ":")
@@ -167,7 +163,6 @@ class RawLetter(NamedTuple):
 
 
 def letter_of(record: RawLetter) -> DeadLetter:
-    """The letter, by the headers of its record."""
     about, own = sorted_out(record.headers)
     return DeadLetter(
         place=record.place,
@@ -218,7 +213,6 @@ def _is_number(text: str) -> bool:
 
 
 def letters(records: Iterable[RawLetter]) -> list[DeadLetter]:
-    """The dead letters in a topic's records, those that were replayed marked."""
     found: dict[LetterPlace, DeadLetter] = {}
     done: set[LetterPlace] = set()
     for record in _with_notes(records):
@@ -254,7 +248,6 @@ class LetterTally:
     """Those that can be replayed and were not."""
 
     def sample(self) -> DeadLetter:
-        """The last letter, marked where it was replayed."""
         return replace(self.last, replayed=self.last.place not in self.open)
 
 
@@ -296,7 +289,6 @@ def portions(
 
 
 def groups(found: Iterable[DeadLetter]) -> list[tuple[Cause, list[DeadLetter]]]:
-    """Letters of one cause together, the most numerous first."""
     by_group: dict[Cause, list[DeadLetter]] = {}
     for letter in found:
         by_group.setdefault(letter.group, []).append(letter)
@@ -357,7 +349,6 @@ def _base64(data: bytes | None) -> str | None:
 
 
 def sample_of(letter: DeadLetter) -> str:
-    """`text_of`, with the beginning of what is large."""
     short = replace(
         letter,
         key=_begin(letter.key),
@@ -428,8 +419,8 @@ class OldLetters:
 
 class Replayer:
     """Writes letters as the records that they were, and in the same transaction notes each in the
-    dead letter topic: whoever reads that finds which are done. Owned by one thread; another one for
-    the same topic ends this one, wherever it runs. To be closed.
+    dead letter topic. Owned by one thread; another one for the same topic ends this one, wherever
+    it runs. To be closed.
 
     ``partitions(topic)``: how many it has.
     """
@@ -446,9 +437,8 @@ class Replayer:
     def replay(
         self, chosen: Sequence[DeadLetter], target: str | None, time_ms: int | None = None
     ) -> int:
-        """Into ``target``, or each into its own topic, with its record's time, or ``time_ms``. How
-        many. ConfigError, nothing written, for a letter that does not say where it came from, lacks
-        a part, or whose topic is not there. Else as `RecordWriter`."""
+        """Into ``target``, or each into its own topic, with its record's time or ``time_ms``; how
+        many. ConfigError, nothing written: `refusal`, or no such topic. Else as `RecordWriter`."""
         for start in range(0, len(chosen), AT_ONCE):
             part = chosen[start : start + AT_ONCE]
             self._writer.begin()

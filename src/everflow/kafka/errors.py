@@ -81,8 +81,7 @@ _BROKER_AWAY = int(codes.BrokerNotAvailableError.errno)
 
 
 def passes(code: int) -> bool:
-    """True if the cause of a broker's error passes: Kafka calls it retriable. The same batch is run
-    again under task.timeout.ms, and the message names the topic should it not pass."""
+    """True if the cause of a broker's error passes: Kafka calls it retriable."""
     return bool(codes.for_code(code).retriable) or code == _BROKER_AWAY
 
 
@@ -93,7 +92,6 @@ def is_too_large(code: int, text: str) -> bool:
 
 
 def code_of(failure: BaseException) -> int | None:
-    """The broker's error code; None: no broker has refused anything."""
     if isinstance(failure, RefusedError):
         return failure.code
     code = getattr(failure, "errno", None) if isinstance(failure, codes.KafkaError) else None
@@ -101,9 +99,8 @@ def code_of(failure: BaseException) -> int | None:
 
 
 def classify(failure: BaseException, doing: str) -> EverflowError:
-    """The error for a `RefusedError`, `LinkLostError` or kafka-python's error met while ``doing``
-    (``committing t1``): TaskMigratedError (ownership is gone), GenerationChanged or RetriableError
-    (run the batch again), OffsetsUnstableError, or FatalError."""
+    """The error for a failure while ``doing`` something: TaskMigratedError (ownership is gone),
+    GenerationChanged or RetriableError (run it again), OffsetsUnstableError, FatalError."""
     code = code_of(failure)
     name = f" ({failure.name})" if isinstance(failure, RefusedError) else ""
     text = f"{doing}: {failure}{name}"

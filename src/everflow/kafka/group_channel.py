@@ -1,9 +1,8 @@
 """Joins, heartbeats, commits and leaves through kafka-python's coordinator. It never fetches.
 
 Everything that reaches into kafka-python 3.0 is here. ``KafkaConsumer.poll`` is never called: it
-fetches (one compressed batch killed a member that lacked the codec) and it may rejoin twice in one
-call, past a hold. Its coordinator is polled instead, at most one rebalance a call. Heartbeats run
-on the client's own IO thread.
+fetches, and it may rejoin twice in one call, past a hold. Its coordinator is polled instead, at
+most one rebalance a call. Heartbeats run on the client's own IO thread.
 """
 
 from __future__ import annotations
@@ -43,10 +42,11 @@ _CLOSEST_SHARE = 10
 
 
 def watch_every(since_rebalance_ms: float, settled_ms: float) -> float:
-    """The interval in ms between checks of the group, so many ms after a rebalance ended. Pure.
+    """The interval in ms from one check of the group to the next. Pure.
 
-    What a rebalance revokes the next hands over (KIP-429), and its tasks wait for that: so it is an
-    eighth of the elapsed time, at most ``settled_ms``, at least a tenth of it.
+    What a rebalance revokes the next one hands over (KIP-429), and those tasks stand still until
+    every member has noticed it. So a member looks again after an eighth of the time since the last
+    rebalance ended: after ``settled_ms`` at the latest, a tenth of it at the earliest.
     """
     return min(settled_ms, max(settled_ms / _CLOSEST_SHARE, since_rebalance_ms / _WATCH_SHARE))
 
@@ -74,8 +74,8 @@ class GroupAssignor(Protocol):
         partition_counts: Mapping[str, int],
         read: Mapping[str, Collection[str]],
     ) -> Mapping[str, Given]:
-        """On the leader: an answer per member id, from every member's user data. A missing topic
-        has the count 0. ``read``: the topics that each member reads."""
+        """On the leader: an answer per member id. A missing topic has the count 0. ``read``: the
+        topics that each member reads."""
 
 
 class GroupListener(Protocol):
@@ -194,12 +194,10 @@ class GroupChannel:
 
     @property
     def heartbeats(self) -> int:
-        """The number of confirmed heartbeats: this member was in its generation
-        then."""
+        """The number of confirmed heartbeats: this member was in its generation then."""
         return int(self._coordinator.heartbeat.confirmed)
 
     def request_rejoin(self) -> None:
-        """Ask for a rebalance at the next poll."""
         self._coordinator.request_rejoin()
 
     def metadata(self) -> MemberMetadata:
@@ -215,8 +213,7 @@ class GroupChannel:
         for good.
         """
         # The NUL is for confluent-kafka, which reads metadata as a C string: without it, it reads
-        # on into foreign memory and the text comes back with stray bytes, or as a
-        # UnicodeDecodeError. librdkafka writes one itself.
+        # on into foreign memory. librdkafka writes one itself.
         asked = {
             ClientTopicPartition(tp.topic, tp.partition): OffsetAndMetadata(offset, text + "\0")
             for tp, (offset, text) in offsets.items()
@@ -260,8 +257,10 @@ class GroupChannel:
         return told
 
     async def _leave(self, timeout_ms: int) -> None:
-        """LeaveGroup over a connection of its own: on the other one it waits behind a JoinGroup,
-        which the slowest member holds up. On the client's IO thread. Raises KafkaError."""
+        """LeaveGroup over a connection of its own: a broker answers one connection's requests in
+        turn, and a JoinGroup only once the group's slowest member has joined. So a member in a
+        rebalance could not leave over the other one. On the client's IO thread. Raises
+        KafkaError."""
         manager, timer = self._consumer._manager, Timer(timeout_ms)
         if not await self._coordinator.ensure_coordinator_ready_async(timeout_ms):
             raise client_errors.KafkaTimeoutError(f"no coordinator within {timeout_ms} ms")
@@ -289,7 +288,6 @@ class GroupChannel:
             raise client_errors.for_code(codes.pop())()
 
     def _stay(self, poll: Callable[[], object]) -> None:
-        """``poll`` the client, with errors as `classify_member` has them."""
         doing = f"being a member of group {self._settings.group_id}"
         try:
             poll()

@@ -1,7 +1,6 @@
 """Headers of dead letters: which are everflow's, which are the record's own. Pure.
 
-A record may have headers named like ours: it read another dead letter topic, or somebody wants to
-be taken for a letter. They are renamed in its letter, and come back when it is replayed.
+A record's own headers that are named like ours are renamed in its letter; a replay undoes it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ _OF_EVERFLOW = frozenset(
 
 
 def of_the_record(headers: Iterable[Header]) -> list[Header]:
-    """A record's headers as its letter has them: none of them is named like one of ours."""
     return [
         (f"{RENAMED}{name}" if name.startswith(_RESERVED) else name, data) for name, data in headers
     ]
@@ -36,9 +34,8 @@ def of_the_record(headers: Iterable[Header]) -> list[Header]:
 def sorted_out(headers: Sequence[Header]) -> tuple[dict[str, str], list[Header]]:
     """A letter's headers about the error, by the ends of their names, and the record's own headers.
 
-    Ours stand behind those of the record, so that the last one of a name counts, and what everflow
-    adds to those of Kafka Streams begins behind the last `EXCEPTION`: in letters of
-    earlier versions the record's own are not renamed.
+    Ours stand behind the record's, so the last one of a name counts, and everflow's begin behind
+    the last `EXCEPTION`: in letters of earlier versions the record's own are not renamed.
     """
     begin = max(
         (at for at, (name, _) in enumerate(headers) if name == EXCEPTION), default=len(headers)

@@ -1,7 +1,5 @@
 """Joins the pure assignor to the group protocol: user data in, a checked answer per member out.
-Unreadable members, other programs and cloned folders are refused; the others go on. The program of
-the group is the one of the members that own tasks in the newest generation. A decision is told to
-people in `decision_text`."""
+Unreadable members, other programs and cloned folders are refused; the others go on."""
 
 from __future__ import annotations
 
@@ -62,8 +60,8 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Screening:
-    """By member id; ``topology``: the digest of the group's program; ``common_version``: the newest
-    version of user data that every member reads."""
+    """By member id; ``topology``: digest of the group's program; ``common_version``: the newest
+    that all read."""
 
     accepted: Mapping[str, UserData]
     refused: Mapping[str, Refusal]
@@ -150,7 +148,6 @@ Decide = Callable[[ClusterState], Assignment]
 """The pure decision; a user's own assignor is plugged in here (KIP-924). It is validated."""
 
 METADATA_RETRY_MS = 1_000
-"""A leader whose metadata lack a topic asks again after this."""
 _MOVES_SHOWN = 5
 _UUID = re.compile(r"\b([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -262,7 +259,6 @@ class MemberAssignor:
         return frozenset(tp for tp in partitions if tp.topic in self._subtopology_of)
 
     def bind(self, claims: Callable[[], Claims]) -> None:
-        """Reports what this member has when it joins; set by the member."""
         self._claims = claims
 
     def task_of(self, tp: TopicPartition) -> TaskId:
@@ -270,7 +266,6 @@ class MemberAssignor:
         return TaskId(self._subtopology_of[tp.topic], tp.partition)
 
     def cold(self, tasks: Collection[TaskId]) -> frozenset[TaskId]:
-        """The stateful ``tasks`` of which this disk has nothing."""
         on_disk = self._offset_sums()
         return frozenset(
             task for task in tasks if self._changelogs.get(task.subtopology) and task not in on_disk
@@ -428,10 +423,10 @@ class MemberAssignor:
         )
         asking = {member.member_id for member in eligible(cluster)[:1]}
         all_drain = all(member.draining for member in cluster.members)
-        # Who has to let go of a withheld task asks once it has (KIP-429). Asked for by anyone else,
-        # a rebalance would wait for an owner that is dead, and renew the session of a static one
-        # with each generation: it would never be found out. A static one that was only restarted
-        # meanwhile gets this answer again, and asks then.
+        # Who has to let go of a withheld task asks once it has (KIP-429). A rebalance that anyone
+        # else asks for would wait for an owner that is dead, and renew the session of a static one:
+        # it would never be found out. A static one that was only restarted gets this answer again,
+        # and asks then.
         if decided.withheld and decided.followup_ms == 0:
             asking = {m.member_id for m in cluster.members if m.owned & decided.withheld}
         return {

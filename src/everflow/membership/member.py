@@ -1,8 +1,7 @@
 """`GroupMember`: one thread joins the group and stays in it; any thread may read what it owns. What
 a rebalance brings becomes events, on the group client's IO thread, which only marks and queues
 (scenario 24). After tasks were taken away the thread does not rejoin until ``release``: the next
-generation would hand them on while their last batch still runs here (D7). When to ask for a
-rebalance is `FollowUps`, what an answer means is `MemberAssignor`."""
+generation would hand them on while their last batch still runs here (D7)."""
 
 from __future__ import annotations
 
@@ -40,7 +39,6 @@ from everflow.topology.store_layouts import differing_lines
 
 
 def refusal_error(group_id: str, data: AssignmentData, identity: Identity) -> EverflowError:
-    """The error for an answer that is one, with what to do about it."""
     if data.error is AnswerError.INCOMPATIBLE_TOPOLOGY:
         return _other_program(group_id, data, identity)
     if data.error is AnswerError.PROCESS_ID_CLASH:
@@ -140,9 +138,8 @@ class FollowUps:
         *,
         stale: bool = False,
     ) -> None:
-        """A rebalance ended; ``standby``, ``warmup``, ``followup_ms``: this member's answer.
-        ``stale``: a static member came back to what its former life had. Nobody waits for its
-        standbys: that they catch up must not cost the group a rebalance (KIP-345)."""
+        """A rebalance ended with this answer. ``stale``: a static member came back to what its
+        former life had; that its standbys catch up must cost no rebalance (KIP-345)."""
         self._standby = frozenset(standby)
         self._unasked = self._standby if stale else frozenset()
         self._hot = {
@@ -325,11 +322,11 @@ class GroupMember:
         self._running: Running | None = None
         assignor.bind(self._claims)
 
-    # --- for the owner ----------------------------------------------------------------------------
+    # --- for the owner
 
     def start(self, timeout_s: float = 30.0) -> None:
-        """Connect and begin to join, on a thread of its own. RetriableError when no broker answers
-        within ``timeout_s`` seconds; it may then be called again."""
+        """Connect and begin to join, on a thread of its own. RetriableError: no broker answers in
+        ``timeout_s`` s; try again."""
         self.open(timeout_s)
         self._running = self._drive(self)
 
@@ -342,8 +339,8 @@ class GroupMember:
 
     @property
     def stable(self) -> bool:
-        """True while a member of a completed generation, with no rebalance known to be under way or
-        wanted, and nothing that ends this member awaited."""
+        """True in a completed generation while no rebalance is known or wanted, and no end of this
+        member is awaited."""
         settled = self._ending is None and not self._held.is_set() and not self._follow_ups.pending
         return self._channel is not None and self._channel.stable and settled
 
@@ -393,7 +390,6 @@ class GroupMember:
             self.request_rejoin("this member drains")
 
     def await_drained(self, timeout_s: float) -> bool:
-        """Wait until a drain has nothing left to give away; False after ``timeout_s``."""
         return self._clock.wait(self._drained, timeout_s * 1000)
 
     def set_threads(self, threads: int) -> None:
@@ -404,7 +400,6 @@ class GroupMember:
     def read_more(
         self, subtopologies: Mapping[int, Sequence[str]], counts: Mapping[str, int]
     ) -> None:
-        """This instance reads these topics from now on; see `MemberAssignor.read_more`."""
         known = self._assignor.topics
         self._assignor.read_more(subtopologies, counts)
         if resized := sorted(known.intersection(counts)):
@@ -413,7 +408,7 @@ class GroupMember:
 
     def shut_down_application(self) -> None:
         """Ask every instance to end, this one last: each gets Failed(ShutdownRequestedError)
-        (KIP-671), also one that missed the first answer."""
+        (KIP-671)."""
         self._assignor.shutting_down_all = True
         gives_up_ms = self._clock.monotonic_ms() + SPREADS_MS
         late = ShutdownRequestedError(
@@ -425,8 +420,7 @@ class GroupMember:
 
     def leave(self, timeout_s: float = 5.0, leave_group: bool | None = None) -> None:
         """End the membership, unless a drain has. No events follow. The group is told for
-        ``timeout_s`` seconds at most. ``leave_group``: None: a dynamic member leaves, a static one
-        stays; False: silent, its tasks wait for the session to end, or for its return."""
+        ``timeout_s`` seconds at most. ``leave_group``: see `GroupChannel.close`."""
         self._silent = True
         if not self._closing:
             self._leave_group = leave_group
@@ -435,7 +429,7 @@ class GroupMember:
         if self._running is not None:
             self._running.join(timeout_s + _LEAVE_SLACK_S)
 
-    # --- on the membership thread, or a simulation's ----------------------------------------------
+    # --- on the membership thread, or a simulation's
 
     def open(self, timeout_s: float = 30.0) -> None:
         topics = self._assignor.topics
@@ -478,8 +472,7 @@ class GroupMember:
         """Leave as ``leave`` said and give up everything; no events follow."""
         self._silent = True
         try:
-            # Who was refused owns nothing that could wait for its return, who ends all has nothing
-            # to return to, and the others' rebalances would wait for it.
+            # Who was refused or ends all has nothing to return to, and the others would wait.
             leave_group = True if self._ending is not None else self._leave_group
             if self._channel is not None and not self._channel.close(timeout_s, leave_group):
                 moves.warning(
@@ -529,8 +522,7 @@ class GroupMember:
             channel.poll(_JOIN_SLICE_S)
 
     def _must_finish(self) -> bool:
-        """True if the next generation waits until a batch that the last one had refused is
-        committed; at most `FINISHING_MS`, for the whole group waits."""
+        """True while the next generation waits for a refused batch, at most `FINISHING_MS`."""
         now_ms = self._clock.monotonic_ms()
         if not self._finishing():
             self._finishing_since_ms = None
@@ -559,7 +551,7 @@ class GroupMember:
         if not self._silent:
             self._emit(Failed(error))
 
-    # --- on the client's IO thread ----------------------------------------------------------------
+    # --- on the client's IO thread
 
     def _claims(self) -> Claims:
         """A join goes out; a claim from before an eviction would be false."""

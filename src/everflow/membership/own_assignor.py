@@ -18,8 +18,7 @@ log = logging.getLogger("everflow.membership")
 
 SAY_AFTER_S = 1.0
 SHARE = 3
-"""Of the session's and of the rebalance's time-out, what the user's code may take. No heartbeats
-are sent meanwhile, and the last one is a third of the session old at most."""
+"""The share of the time-outs that the user's code may take: no heartbeats are sent meanwhile."""
 
 
 class OwnCodeError(EverflowError):
@@ -84,7 +83,6 @@ def _answer(call: Callable[[], object], answer: Future[None]) -> None:
 
 
 def patience_s(session_timeout_ms: float, rebalance_timeout_ms: float) -> float:
-    """For how long a group with these time-outs can wait for the user's code."""
     return min(session_timeout_ms, rebalance_timeout_ms) / SHARE / 1000
 
 
@@ -92,9 +90,8 @@ KEY = "task.assignor.class"
 
 
 def decision(path: str, patience_s: float = 10.0) -> Callable[[ClusterState], Assignment]:
-    """What the leader decides with. ``path`` is ``module:Class`` or, as in Java, ``module.Class``;
-    empty: everflow's own. ConfigError if there is no such class, if it cannot be made without
-    arguments, or if it is not an assignor."""
+    """``path``: ``module:Class`` or, as in Java, ``module.Class``; empty: everflow's own assignor.
+    ConfigError: no such class, it cannot be made without arguments, or it is no assignor."""
     if not path:
         return everflow_assignor.assign
     found = _loaded(path)

@@ -1,7 +1,6 @@
 """A real Kafka broker as a child process: one KRaft node, for tests, benches and the demo.
 
-The broker is Kafka's own code. It is a faithful peer (transactions, groups, compaction), not a
-safe place for data: one replica, no fsync.
+Kafka's own code, so a faithful peer; no safe place for data: one replica, no fsync.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ single-threaded.
 It watches its standard input: the lines TERM, KILL, STOP and CONT are signals for the child, and
 end of file means that the parent is gone, by whatever death: the child is killed, and FOLDER
 (unless ``-``) deleted. Because a forked sibling may hold the pipe open, a changed parent pid counts
-as end of file too. On Linux the child also dies with this process (PR_SET_PDEATHSIG). Exit code:
-the child's, or 128 + signal.
+as end of file too. Exit code: the child's, or 128 + signal.
 """
 
 from __future__ import annotations

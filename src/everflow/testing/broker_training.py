@@ -15,7 +15,6 @@ WAIT_S = 60
 
 
 def main() -> None:
-    """Start a broker, write a transaction, read it as a member of a group, stop."""
     with EmbeddedBroker() as broker:
         broker.create_topic(TOPIC, partitions=2)
         writer = RecordWriter({"bootstrap.servers": broker.bootstrap_servers}, TOPIC)

@@ -1,7 +1,7 @@
 """A proxy before Kafka's brokers that drops, holds, delays and refuses chosen requests.
 
 It puts its own addresses in the place of the brokers', so that a client that came to it stays with
-it. Everything else passes as it is. A `WireFault` says whether the fault has happened.
+it. Everything else passes as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from kafka.protocol.api_key import ApiKey
 from everflow.sockets import require_size
 
 NAMES: dict[int, str] = {int(key): key.name for key in ApiKey}
-"""What faults may be set for, by Kafka's names."""
 _NODE_ENDPOINTS_SINCE = {"Produce": 10, "Fetch": 16}
 """KIP-951: from these versions on a refusal names the new leader's address."""
 
@@ -37,7 +36,6 @@ class Header(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Kafka's name of the request; its number where it has none here."""
         return NAMES.get(self.key, str(self.key))
 
 
@@ -65,7 +63,6 @@ _WITH_ADDRESSES = ("Produce", "Fetch", "Metadata", "FindCoordinator", "DescribeC
 
 
 def _addresses(answer: Any, asked: Header) -> Iterator[Any]:
-    """The parts of an answer with a broker's address."""
     if asked.name in ("Metadata", "DescribeCluster"):
         yield from answer.brokers
     elif asked.name == "FindCoordinator":
@@ -117,7 +114,6 @@ def _refused(kind: Any, asked: Any, version: int, code: int) -> Any:
 
 
 def refusal(frame: bytes, asked: Header, code: int) -> bytes:
-    """A broker's answer to this request with the error ``code``, for all that it asks for."""
     request, answer = _message(f"{asked.name}Request"), _message(f"{asked.name}Response")
     wanted = request.decode(frame, version=asked.version, header=True)
     made = _refused(answer, wanted, asked.version, code)
@@ -179,7 +175,6 @@ class WireFault:
             self._left = 0
 
     def _takes(self, header: Header, frame: bytes) -> bool:
-        """True if it applies to this request, which it counts."""
         with self._changed:
             if header.name != self.api or self._left == 0 or not self._applies(header, frame):
                 return False
@@ -389,7 +384,6 @@ class KafkaProxy:
         return next((one for one in list(self._faults) if one._takes(header, frame)), None)
 
     async def _redirected(self, frame: bytes, asked: Header) -> bytes:
-        """The answer, with a door of this proxy for each broker."""
         since = _NODE_ENDPOINTS_SINCE.get(asked.name, 0)
         if asked.name not in _WITH_ADDRESSES or asked.version < since:
             return frame
@@ -542,6 +536,5 @@ def _framed(frame: bytes) -> bytes:
 
 
 def _wants_no_answer(frame: bytes, header: Header) -> bool:
-    """True for a Produce request with acks=0."""
     request = producer.ProduceRequest.decode(frame, version=header.version, header=True)
     return bool(request.acks == 0)

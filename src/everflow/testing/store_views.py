@@ -58,7 +58,6 @@ class DriverStores(Mapping[str, InMemoryStore]):
         return len(self._parts)
 
     def replace(self, name: str, store: InMemoryStore) -> None:
-        """``store`` in the place of the one that is called ``name``, which has one partition."""
         (_,) = self._parts[name]
         self._parts[name] = [store]
 

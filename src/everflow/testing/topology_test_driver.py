@@ -1,11 +1,10 @@
 """`TopologyTestDriver`: runs a topology without a broker, record by record, and shows its stores.
 
-It runs the very operators that an instance runs, in this process (Columns in the Spark of
-the test run, which starts where there are some), with stores in memory. Functions have gone through
-the same pickle as on their way to a worker, so what cannot travel fails here too, and what a
-function changes in a variable is changed in its own copy. Like Kafka Streams' driver it passes
-repartition topics on at once and commits after each input, so it shows every intermediate result.
-With several ``partitions`` it has a task, and stores, for each.
+It runs an instance's own operators in this process (Columns in the Spark of the test run), with
+stores in memory. Functions have gone through the same pickle as on their way to a worker, so what
+cannot travel fails here too, and a function changes variables of its own copy only. Like Kafka
+Streams' driver it passes repartition topics on at once and commits after each input, so it shows
+every intermediate result.
 """
 
 from __future__ import annotations
@@ -169,7 +168,6 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._inputs: list[InputTopic] = []
         self._misplaced = set[str]()
         self._result, self._written = StepResult(), list[RawRecord]()
-        """Of the last micro-batch, with its dead letters."""
         self._decoder = LogDecoder.of(self._plan, handlers, self._topics.counts)
         with waiting("preparing the Columns of this topology in Spark"):
             columns = prepared_columns(self._plan)
@@ -485,7 +483,6 @@ class _Outputs:
             self.produced.add(record.topic)
 
     def clear(self) -> None:
-        """Forget the records; whoever holds a topic's goes on holding it."""
         self.produced.clear()
         for records in self._written.values():
             records.clear()
@@ -538,10 +535,8 @@ class DriverTables:
             TaskContext(TaskId(number, 0), "", "", stores={name: StorePlace("", topic)})
             for number, name, topic in places
         ]
-        """The tables as a batch's request names them."""
 
     def load(self, now_ms: int) -> None:
-        """Load those that are due by the driver's clock; raises what loading raises."""
         for table in self._loaded:
             name, refresh_ms = table.store.name, table.node.refresh_ms
             if name in self._due_ms and (refresh_ms is None or now_ms < self._due_ms[name]):
@@ -559,8 +554,7 @@ class DriverTables:
         self._due_ms.clear()
 
     def filled(self, records: Sequence[RawRecord]) -> list[RawRecord]:
-        """Put the records of global tables' topics into the tables; returns the other records.
-        RecordError for one that cannot be read, if its handler says FAIL."""
+        """Fill the global tables; returns the other records. RecordError as the handler says."""
         for topic in self._tables:
             mine = [record for record in records if record.topic == topic]
             self._fill(topic, [replace(record, partition=0) for record in mine])
@@ -588,7 +582,6 @@ class DriverTables:
 def log_columns(
     rows: Sequence[tuple[RawRecord, int]], headers: bool
 ) -> dict[TopicPartition, LogColumns]:
-    """Records and their offsets as they are read of a log."""
     found = defaultdict[TopicPartition, list[tuple[RawRecord, int]]](list)
     for record, offset in rows:
         found[TopicPartition(record.topic, record.partition)].append((record, offset))
@@ -651,8 +644,8 @@ Partitions = int | Mapping[str, int]
 
 
 class DriverTopics:
-    """``counts``: partitions of the topics that tasks read, by their full names. ``inputs``: what
-    each task reads. ``by``: partitioners by topic."""
+    """``counts``: partitions of the topics that tasks read, by full name. ``inputs``: of each task.
+    ``by``: partitioners by topic."""
 
     def __init__(
         self,
@@ -662,9 +655,8 @@ class DriverTopics:
         partitions: Partitions,
         where: str | None,
     ) -> None:
-        """With ``partitions`` 1 all topics have one, whatever the program says of them; else as on
-        a broker. TopologyError where equal keys would not meet, as at the start of an instance, and
-        for numbers below 1 and topics that the topology does not read."""
+        """For ``partitions`` as `TopologyTestDriver` has them. TopologyError also for numbers below
+        1 and for topics that the topology does not read."""
         numbers = [partitions] if isinstance(partitions, int) else list(partitions.values())
         if any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in numbers):
             raise TopologyError(
@@ -695,7 +687,6 @@ class DriverTopics:
         self.by = {name: by[short] for name, short in names.items() if short in by}
 
     def count(self, topic: str) -> int:
-        """Of a topic that is only written, too."""
         others = self._others
         other = others if isinstance(others, int) else others.get(topic, 1)
         return self.counts.get(topic) or other
@@ -743,8 +734,7 @@ class DriverTopics:
 
 
 class DriverSilence:
-    """Idle sources of a test driver, by its wall clock (note 025). ``stream_times``: of the tasks,
-    as the driver keeps them; ``inputs``: partitions that each task reads."""
+    """Idle sources, by the driver's wall clock (note 025). ``inputs``: partitions of each task."""
 
     def __init__(
         self,
@@ -760,7 +750,6 @@ class DriverSilence:
         self._idle_sources = IdleSources(self._plan.idle, lambda topics: True)
 
     def due(self, subtopology: int, now_ms: int) -> IdleTimes:
-        """New stream times of idle sources in the tasks of a sub-topology."""
         found = self._due((), now_ms)
         return {task: names for task, names in found.items() if task.subtopology == subtopology}
 

@@ -23,7 +23,6 @@ or so."""
 BULK_AGAIN_S = 10.0
 """After a fault of the log that is read in bulk, no log is for so long."""
 IDLE_S = 30.0
-"""A connection that nobody used for so long is dropped."""
 _FETCH_BYTES = 4 << 20
 _PARSED_BYTES = 1 << 20
 """The part of a fetch that is parsed at once: the caller's promotions wait for it."""
@@ -61,12 +60,12 @@ class CopyFollower:
         to_ends: frozenset[str] = frozenset(),
         tap: FetchTap | None = None,
     ) -> None:
-        """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``clock``: monotonic
-        seconds; ``folds``: see `LogChunk.latest`; ``tap`` in place of that of ``config``.
+        """``config``: librdkafka keys; ``clock``: monotonic seconds; ``folds``: see
+        `LogChunk.latest`; ``tap`` in place of that of ``config``.
 
         ``every``: topics of which no record is left out, though a later one of its key is there.
-        ``to_ends``: topics of which nothing is read beyond the ends that `poll` is told, though
-        there is more."""
+        ``to_ends``: topics of which nothing is read beyond the ends that `poll` is told.
+        """
         self._every, self._to_ends = every, to_ends
         self._resting: dict[TopicPartition, int] = {}
         """Logs of such topics that are read to their ends."""
@@ -85,14 +84,12 @@ class CopyFollower:
         self._waiting: dict[TopicPartition, int] = {}
         """Far behind; they have their turn when the log that is read in bulk is at its end."""
         self._turn: TopicPartition | None = None
-        """The log that is read in bulk."""
         self._came: frozenset[TopicPartition] = frozenset()
         self._bulk_end = 0
         self._bulk_again_s = self._bulk_moved_s = self._used_s = float("-inf")
 
     @property
     def positions(self) -> Mapping[TopicPartition, int]:
-        """Next offset of every followed log."""
         return {**self._tap.positions, **self._fresh, **self._resting, **self._waiting}
 
     @property
@@ -108,7 +105,6 @@ class CopyFollower:
         self._fresh.update(starts)
 
     def unfollow(self, partitions: Iterable[TopicPartition]) -> None:
-        """Stop with these logs; those that are not followed are ignored."""
         gone = set(partitions)
         for tp in gone:
             for book in (self._fresh, self._resting, self._waiting):
@@ -130,8 +126,7 @@ class CopyFollower:
         that is far behind, waiting at most ``timeout_s`` seconds for the first. ``ends``: last
         stable offsets, as far as known; nothing is read beyond them.
 
-        Raises RetriableError (no broker answers, a log with a batch that cannot be read: go on
-        polling) if nothing else came, and FatalError as classified in `everflow.kafka.errors`.
+        RetriableError if nothing else came (no broker, unreadable batch: go on); FatalError.
         """
         self._place(ends)
         found = FollowedRound()
@@ -166,8 +161,8 @@ class CopyFollower:
         most_bytes: int,
         timeout_s: float,
     ) -> None:
-        """Add the next slice of the log that is read in bulk to what was found. It is read up to
-        its stable end of when its turn began, and then near it."""
+        """Add the next slice of the log that is read in bulk. It is read so up to its stable end of
+        when its turn began."""
         if not bulk:
             return
         (tp,) = bulk

@@ -73,8 +73,7 @@ class DivergedError(Exception):
 
 @dataclass
 class _Session:
-    """With one broker. ``known``: what it was asked for, of each log; ``epoch`` 0: there is no
-    session, all logs are named. ``by_id``: topics go by id in it."""
+    """``known``: what was asked of each log; ``epoch`` 0: no session, all logs are named."""
 
     id: int = 0
     by_id: bool = False
@@ -117,20 +116,16 @@ class FetchConnection:
     _nodes: dict[TopicPartition, int] = field(default_factory=dict, init=False)
     """Whom to ask for each log; looked up anew after a failure."""
     _near: set[TopicPartition] = field(default_factory=set, init=False)
-    """Logs that are read from another replica than the leader."""
     _nodes_until_s: float = field(default=0.0, init=False)
     _stale: bool = field(default=False, init=False)
-    """The logs may have other leaders than those that are known."""
     _learning: Any = field(default=None, init=False)
     _learned: Any = field(default=None, init=False)
-    """The look-up that has just ended."""
 
     @staticmethod
     def opened(
         settings: Mapping[str, Any], client_id: str, timeout_s: float, wait_ms: int, **values: Any
     ) -> FetchConnection:
-        """``settings``: from `connection_settings`. Raises RetriableError if no broker answers
-        within ``timeout_s`` seconds, FatalError if one refuses this client."""
+        """``settings``: from `connection_settings`. Raises as `BrokerLink`."""
         given = dict(settings)
         rack = str(given.pop("client_rack", ""))
         link = BrokerLink(given, wait_ms + int(_LATE_S * 1000), timeout_s, client_id)
@@ -150,8 +145,8 @@ class FetchConnection:
                     session.forget()
 
     def connect(self, topics: Iterable[str], timeout_s: float) -> None:
-        """Connect to the leaders of these topics now instead of at the first fetch, waiting for
-        ``timeout_s`` seconds at most; a leader that does not answer is no error."""
+        """Connect to the leaders now, not at the first fetch, for ``timeout_s`` seconds at most; no
+        error if one does not answer."""
 
         async def connect() -> None:
             for topic in topics:
@@ -219,7 +214,6 @@ class FetchConnection:
         return found
 
     def push(self) -> None:
-        """See to it that what was asked for is on its way."""
         self.link.push()
 
     def forget(self, tp: TopicPartition) -> bool:
@@ -357,7 +351,6 @@ def _asked(
 HELD_BACK_MS = 500
 """How long a broker holds a fetch back (Java's fetch.max.wait.ms)."""
 _LATE_END_S = 5.0
-"""An answer that comes so much later than that is none."""
 
 
 @dataclass(eq=False)
@@ -369,8 +362,7 @@ class TailWatch:
 
     @staticmethod
     def opens(config: Mapping[str, Any], *, read_committed: bool) -> Callable[[], TailWatch]:
-        """A function that opens one, of librdkafka's settings. It raises RetriableError where none
-        answers, FatalError if a broker refuses this client."""
+        """A function that opens one, of librdkafka's settings; it raises as `BrokerLink`."""
         settings = connection_settings(config)
         settings.pop("client_rack", None)  # leaders know best where a log ends
 

@@ -71,9 +71,7 @@ class FetchTap:
     """The next fetches of all logs together."""
     fetch_bytes: int = FETCH_BYTES
     parsed_bytes: int = FETCH_BYTES
-    """What is parsed at once of a fetch."""
     wait_ms: int = WAIT_MS
-    """How long a broker holds an answer back that would be empty."""
     check_crcs: bool = True
     """Compute each batch's checksum."""
     clock: Callable[[], float] = time.monotonic
@@ -85,8 +83,8 @@ class FetchTap:
 
     @staticmethod
     def over(config: Mapping[str, Any], **values: Any) -> FetchTap:
-        """For librdkafka's settings, of which ``check.crcs`` is true if it is not there.
-        ConfigError for security that kafka-python does not have."""
+        """Of librdkafka's settings; ``check.crcs`` is true by default. Raises as
+        `connection_settings`."""
         check_crcs = str(config.get(CHECK_CRCS, True)).lower() != "false"
         return FetchTap(connection_settings(config), check_crcs=check_crcs, **values)
 
@@ -102,8 +100,7 @@ class FetchTap:
         ids: Mapping[str, str] = {},
     ) -> None:
         """Read these logs from these offsets on, and no others; one that is there goes on
-        undisturbed (I4). ``ids``: of topics, see `FetchConnection.use_ids`. RetriableError if it
-        has to connect and no broker answers within ``timeout_s`` seconds."""
+        undisturbed (I4). ``ids``: `FetchConnection.use_ids`. RetriableError where it connects."""
         if not starts:
             self._streams = {}
             return
@@ -130,11 +127,10 @@ class FetchTap:
     ) -> dict[TopicPartition, LogChunk]:
         """Take what is there of these logs before their ends, waiting up to ``timeout_s`` seconds
         for the first of it, and move the positions behind it. Of a log in ``latest``, what came
-        with it is taken too, up to that offset. A log whose position did not move is
-        not in the result, one that moved over markers or aborted records has an empty chunk. A
-        chunk has about ``most_bytes`` bytes of keys and values, and at least a record if it is not
-        empty; all chunks together have ``most_records`` records at most. A broker that is away is
-        asked again until the time is over.
+        with it is taken too, up to that offset. A log whose position did not move is not in the
+        result, one that moved over markers or aborted records has an empty chunk. A chunk has about
+        ``most_bytes`` bytes of keys and values, or one record; all together have ``most_records``
+        records at most. A broker that is away is asked again meanwhile.
 
         Raises:
             LogStartMovedError: the position of the named log lies outside it; the others can be
@@ -165,8 +161,7 @@ class FetchTap:
             self._receive(wanted, max(0.0, left_s))
 
     def warm_up(self, topics: Iterable[str], timeout_s: float) -> None:
-        """Connect to these topics now; reads nothing, and gives up what was read ahead.
-        RetriableError if no broker answers within ``timeout_s`` seconds."""
+        """Connect to these topics now; gives up what was read ahead. RetriableError as `go_to`."""
         self._streams = {}
         self._connected(timeout_s).connect(topics, timeout_s)
 
@@ -221,7 +216,6 @@ class FetchTap:
         return found
 
     def _receive(self, wanted: Iterable[_Stream], wait_s: float) -> None:
-        """Take in what brokers answer, waiting for the first of it."""
         now_s = self.clock()
         again = [one.again_s - now_s for one in wanted if one.again_s > now_s]
         for tp, answer in self._connected(CONNECT_S).answers(min([wait_s, *again])).items():
@@ -238,7 +232,6 @@ class FetchTap:
                 self._failed(one, failure)
 
     def _failed(self, one: _Stream, failure: Exception) -> None:
-        """Note the fault that keeps a log from being read; what passes is tried again."""
         assert self._connection is not None
         tp, at = one.tp, one.next_place.offset
         one.again_s = self.clock() + _PAUSE_S
@@ -325,7 +318,6 @@ class _Stream:
         self._unparsed: deque[Portion] = deque()
         self._held: Columns | None = None
         self.position = start
-        """Offset behind what was taken."""
         self.bound = -1
         """The end that was asked for last."""
         self.latest = -1
@@ -337,12 +329,11 @@ class _Stream:
 
     @property
     def next_place(self) -> FetchPlace:
-        """The place of the next fetch."""
         return FetchPlace(self._fetched, self._epoch)
 
     def wants(self, ahead: bool) -> bool:
-        """True if a fetch is due: of records that were asked for, or (``ahead``) that the log is
-        known to have, and if no more than one fetch is here that was not taken yet."""
+        """True if a fetch is due: of records asked for, or (``ahead``) known to be there, while at
+        most one fetch waits here."""
         if self._fetched >= (max(self.bound, self._end) if ahead else self.bound):
             return False
         unparsed = self._unparsed
@@ -373,7 +364,6 @@ class _Stream:
         return LogChunk(part, behind, len(part.offsets))
 
     def start_over(self) -> None:
-        """Fetch anew what was not taken."""
         self._unparsed.clear()
         self._held = None
         self._fetched, self._epoch = self.position, -1

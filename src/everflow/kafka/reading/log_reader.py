@@ -21,7 +21,6 @@ from everflow.kafka.reading.record_columns import LogChunk
 from everflow.records import TopicPartition
 
 _ASK_S = 2.0
-"""How long the leader is asked why nothing comes."""
 _WRITTEN_WAIT_S = 0.2
 
 
@@ -37,10 +36,9 @@ class LogReader:
         tap: FetchTap | None = None,
         stable_end: Callable[[TopicPartition], int] | None = None,
     ) -> None:
-        """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``fetch_bytes``: of one
-        fetch, and of a chunk; ``tap`` in place of that of ``config``; ``stable_end``: the last
-        stable offset of a log, in place of the question to the brokers of ``config``. ``latest``:
-        see `LogChunk.latest`. Connects at the first read only."""
+        """``config``: librdkafka keys; ``fetch_bytes``: of one fetch, and of a chunk; ``tap`` and
+        ``stable_end`` (the last stable offset of a log) in place of those of ``config``;
+        ``latest``: see `LogChunk.latest`. Connects at the first read only."""
         self._latest = latest
         self._chunk_bytes = fetch_bytes
         self._stable_end = stable_end or partial(_stable_end, config)
@@ -124,8 +122,8 @@ class RawWritten(NamedTuple):
 
 
 class WrittenRecords:
-    """``settings``: librdkafka's, of a reader; ``starts``: of every partition to follow. One thread
-    at a time uses it. Raises EverflowError for what the broker refuses."""
+    """Follows partitions from ``starts`` on. ``settings``: librdkafka's. One thread at a time.
+    Raises EverflowError."""
 
     def __init__(self, settings: Mapping[str, Any], starts: Mapping[TopicPartition, int]) -> None:
         self.records: dict[TopicPartition, list[RawWritten]] = {tp: [] for tp in starts}
@@ -134,7 +132,6 @@ class WrittenRecords:
         self._tap.go_to(starts)
 
     def read(self, wait_s: float = 0.0) -> None:
-        """Take what has come; if there is nothing, wait for it so long."""
         found = self._tap.take(dict.fromkeys(self.records, sys.maxsize), wait_s)
         for tp, chunk in found.items():
             self.count += chunk.records
@@ -144,7 +141,6 @@ class WrittenRecords:
             ]
 
     def read_to(self, ends: Mapping[TopicPartition, int], timeout_s: float) -> bool:
-        """Read until all these offsets; False if that took longer."""
         deadline = time.monotonic() + timeout_s
         while any(self._tap.positions[tp] < end for tp, end in ends.items()):
             if time.monotonic() > deadline:

@@ -36,8 +36,7 @@ class RangeReader:
         ahead_bytes: int = AHEAD_BYTES,
         tap: FetchTap | None = None,
     ) -> None:
-        """``client``: librdkafka properties. ``headers``: read the records' headers.
-        ``ahead_bytes``: see `FetchTap`. ``tap``: in place of that of ``client``."""
+        """``client``: librdkafka's; ``tap``: in place of its; ``ahead_bytes``: see `FetchTap`."""
         self._tap = tap or FetchTap.over(
             client, read_committed=read_committed, ahead=True, ahead_bytes=ahead_bytes
         )
@@ -56,14 +55,13 @@ class RangeReader:
         after a failure. A range that is in ``latest_ends`` may end there, or before: with the last
         record that came together with those of the range.
 
-        It ends early where keys and values have about ``most_bytes`` bytes, with one record at
-        least of each range that has one: then the next range begins where the read ended. With
-        ``quiet_s`` it ends, too, once no record has come for so many seconds, with what there is.
+        It ends early at about ``most_bytes`` of keys and values, with a record at least of each
+        range that has one; with ``quiet_s`` also once no record has come for so many seconds.
 
         Raises RetriableError if none comes for ``timeout_s`` seconds (an end beyond the last stable
         offset never comes), LogStartMovedError if a range begins outside the log, OtherTopicError
-        if a log is not of the topic with the id in ``ids``, FatalError as classified in
-        `everflow.kafka.errors`; after any of them, `close` and make another reader.
+        if a log is not of the topic with the id in ``ids``, FatalError; after any of them, `close`
+        and make another reader.
         """
         try:
             starts = {tp: wanted.start for tp, wanted in ranges.items()}
@@ -108,8 +106,7 @@ class RangeReader:
             ) from lost
 
     def warm_up(self, topics: Iterable[str], timeout_s: float) -> None:
-        """Connect now instead of at the first range of these topics. Raises RetriableError if no
-        broker answers within ``timeout_s`` s."""
+        """Connect now instead of at the first range; RetriableError as `FetchTap.warm_up`."""
         self._tap.warm_up(topics, timeout_s)
 
     def close(self) -> None:

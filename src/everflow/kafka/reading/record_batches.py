@@ -1,7 +1,6 @@
 """Takes record batches apart into columns, without a Python object per record. Pure.
 
-Format v2 (KIP-98): a header, then records whose fields are varints. Where records begin is found
-one after the other, all else for thousands at once.
+Format v2 (KIP-98). Where records begin is found one after the other, all else at once.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ class Batch(NamedTuple):
 
     @property
     def control(self) -> bool:
-        """True if it holds a transaction marker."""
         return bool(self.attributes & _CONTROL)
 
 
@@ -189,8 +187,8 @@ Portion: TypeAlias = tuple[bytes, list[Batch]]
 
 
 def portions(wanted: Iterable[Batch], most_bytes: int) -> Iterator[list[Batch]]:
-    """The same batches in stretches of about ``most_bytes`` (one batch at least), where compressed
-    ones count eightfold: columns stay small."""
+    """The same batches in stretches of about ``most_bytes``, one batch at least; compressed ones
+    count eightfold."""
     portion: list[Batch] = []
     held = 0
     for batch in wanted:

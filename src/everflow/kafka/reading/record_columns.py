@@ -46,7 +46,6 @@ class LogColumns:
             raise TypeError("more than 2 GiB in one column: the reader did not keep to its bound")
 
     def before(self, offset: int) -> LogColumns:
-        """The records below this offset."""
         count = int(np.searchsorted(self.offsets, offset))
         if count == len(self):
             return self
@@ -61,7 +60,6 @@ class LogColumns:
 
     @staticmethod
     def concat(parts: Sequence[LogColumns]) -> LogColumns:
-        """The records of all parts, one after the other."""
         if len(parts) == 1:
             return parts[0]
         if not parts:
@@ -110,7 +108,6 @@ class Columns(NamedTuple):
 
     @property
     def sizes(self) -> Int64:
-        """Bytes of each record's key and value."""
         return np.maximum(self.key_sizes, 0) + np.maximum(self.value_sizes, 0)
 
     def between(self, start: int, end: int) -> Columns:
@@ -142,7 +139,6 @@ class Columns(NamedTuple):
         return self.of(kept)
 
     def arrow(self, headers: bool) -> LogColumns:
-        """The records in Arrow columns, copied out of ``data``; with their headers if asked for."""
         found, unread = _headers(
             self.data, self.value_at + np.maximum(self.value_sizes, 0), headers
         )
@@ -265,7 +261,6 @@ def _headers_of_one(data: bytes, at: int) -> list[dict[str, Any]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The zigzag varint at a place, and the place behind it."""
     number = shift = 0
     while True:
         byte = data[at]
@@ -277,7 +272,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _same(data: bytes, at: Int64, size: int) -> NDArray[Any]:
-    """One object array of bytes that are all ``size`` long."""
     if size <= 0:
         return np.full(len(at), b"" if size == 0 else None, object)
     return _views(data, size)[at].astype(object)
@@ -348,8 +342,7 @@ class LogChunk:
         return self.held.offsets
 
     def columns(self, headers: bool) -> LogColumns:
-        """The records in Arrow columns, with their headers if asked for. A record that cannot be
-        read is `unread`, and keeps nobody else from being read."""
+        """In Arrow columns; a record that cannot be read is `unread`, and stops no other."""
         return self.held.arrow(headers)
 
     def rows(self, headers: bool) -> Iterator[tuple[Any, ...]]:
@@ -365,11 +358,9 @@ class LogChunk:
         )
 
     def offset_of(self, key: Key) -> int | None:
-        """The offset of the last record that has this key."""
         rows = [row for row, one in enumerate(self.keys) if one == key]
         return int(self.offsets[rows[-1]]) if rows else None
 
     def latest(self) -> LogChunk:
-        """Without records that a later one of the same key replaces, as far as that is cheap to
-        see: for who folds them anyhow. The record of the latest time stays."""
+        """See `Columns.latest`: for who folds the records anyhow."""
         return replace(self, held=self.held.latest())

@@ -1,7 +1,6 @@
 """Makes record batches of columns: the inverse of `reading.record_batches`. Pure.
 
-Format v2 (KIP-98): varints around key and value, computed for thousands of records at once: 0.2 us
-a record where a client's call takes 0.6 us.
+Format v2 (KIP-98): varints around key and value, computed for thousands of records at once.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from everflow.records import Int64
 from everflow.serdes.changed import varint
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-"""``compression.type`` and its number in a batch's attributes."""
 # Arrow's own LZ4 frames chain their blocks, which Java refuses. The header: version 1, independent
 # blocks of at most 64 KiB, no checksums; its last byte is the header's checksum.
 _LZ4_HEAD = bytes.fromhex("04224d18604082")
@@ -99,7 +97,6 @@ class RecordColumns(NamedTuple):
         return sizes if self.headers is None else sizes + _lengths(self.headers)
 
     def take(self, rows: Int64) -> RecordColumns:
-        """The records at these places, in that order."""
         index = pa.array(rows)
         return RecordColumns(
             self.keys.take(index),
@@ -119,8 +116,8 @@ class RecordColumns(NamedTuple):
 
 
 class EncodedRecords(NamedTuple):
-    """The records of one batch as they are on the wire, and what its header says of them. They
-    stay beside it: a batch that is too large for its topic is made again as two."""
+    """The records of one batch as on the wire. ``columns`` stay beside it: a batch that is too
+    large is made again as two."""
 
     columns: RecordColumns
     body: pa.Buffer

@@ -107,9 +107,7 @@ class Deliveries:
     _unknown_since: dict[TopicPartition, float] = field(default_factory=dict, init=False)
     _stopped: bool = field(default=False, init=False)
     sending: bool = field(default=False, init=False)
-    """Something is under way, or will be."""
     waiting_bytes: int = field(default=0, init=False)
-    """The bytes that are not yet delivered."""
     failure: Undelivered | None = field(default=None, init=False)
     positions: dict[TopicPartition, int] = field(default_factory=dict, init=False)
     """Next offset (last delivered + 1) of each partition since ``begin``."""
@@ -121,7 +119,6 @@ class Deliveries:
 
     @property
     def left(self) -> int:
-        """Records that are not yet delivered."""
         return sum(len(one.records) for queue in self._queues.values() for one in queue)
 
     def begin(self) -> None:
@@ -137,14 +134,12 @@ class Deliveries:
             self._sequences.clear()
 
     def put(self, tp: TopicPartition, records: EncodedRecords) -> None:
-        """Behind what waits for the partition already."""
         sequence = self._sequences.get(tp, 0)
         self._sequences[tp] = (sequence + len(records)) % _SEQUENCES
         self._queues.setdefault(tp, deque()).append(_Waiting(records, sequence))
         self.waiting_bytes += records.body.size
 
     def start(self) -> None:
-        """Send what waits, whenever the loop turns."""
         if self._queues and not self.sending and not self._stopped and self.failure is None:
             self.sending = True
             self.link.start(self._send)
@@ -322,7 +317,6 @@ _INIT_TIMEOUT_S = 30.0
 _ROOM_TIMEOUT_S = 60.0
 _TURN_S = 0.25
 _LOOK_S = 0.025
-"""From one question for an unknown topic to the next."""
 _CLOSE_S = 1.0
 _GATHERED = 16_384
 """Records of a topic that are encoded together at most, and..."""
@@ -476,8 +470,7 @@ class RecordWriter:
 
     @property
     def renewals(self) -> int:
-        """How often a new epoch was asked for, since the producer was tainted, since the commit
-        before the last one."""
+        """As `Transactions.renewals`."""
         return self._transactions.renewals
 
     def send_offsets(
@@ -518,8 +511,8 @@ class RecordWriter:
             ) from failure
 
     def abort(self, timeout_s: float = 10.0) -> None:
-        """Give up the batch, and its transaction if the writer has an id. Raises as
-        ``send_offsets``; then ``get`` a new writer."""
+        """Give up the batch, and its transaction if there is one. Raises as ``send_offsets``; then
+        ``get`` a new writer."""
         if self._closed:
             return
         deadline = self._link.now() + timeout_s
@@ -545,8 +538,8 @@ class RecordWriter:
             self._end()
 
     def close(self) -> None:
-        """Drop the writer and whatever is not yet sent; an open transaction is left to ``fence``.
-        Waits a second at most for what is under way."""
+        """Drop the writer and what is not yet sent; `fence_all` ends an open transaction. Waits a
+        second at most."""
         self._deliveries.stop()
         deadline = self._link.now() + _CLOSE_S
         while self._deliveries.sending and self._link.now() < deadline:
@@ -568,7 +561,6 @@ class RecordWriter:
             self._hand_over(topic)
 
     def _hand_over(self, topic: str) -> None:
-        """Encode what is gathered for a topic, and let it go."""
         pieces = self._pieces.pop(topic)
         columns = RecordColumns(
             _column([piece.keys for piece in pieces]),
@@ -675,7 +667,6 @@ class RecordWriter:
             raise self._refused(broker_code(failure), text, doing, self._topics) from failure
 
     def _check(self) -> None:
-        """Raise what the broker said of a record."""
         failure: Undelivered | None = self._deliveries.failure
         if failure is None:
             return
@@ -701,7 +692,6 @@ class RecordWriter:
     def _refused(
         self, code: int | None, text: str, doing: str, topics: Collection[str]
     ) -> EverflowError:
-        """The error for a broker's code; None: there was no answer."""
         where = f"{self._name}: {doing}"
         if code is None:
             return self._failed(RetriableError(f"{where}: {text}"))
@@ -771,8 +761,7 @@ def _headers(pieces: Sequence[_Piece]) -> pa.Array | None:
 
 
 def _runs(partitions: Int64) -> tuple[Int64 | None, list[int], list[int]]:
-    """An order in which each partition's records stand together (None: they do so already), the
-    partitions, and where each begins, with the end behind them."""
+    """An order in which partitions stand together (None: as is), the partitions, their bounds."""
     order = None
     if len(partitions) > 1 and (partitions[1:] < partitions[:-1]).any():
         order = np.argsort(partitions.astype(np.uint16), kind="stable")  # 16 bits: a radix sort

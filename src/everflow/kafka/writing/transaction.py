@@ -2,9 +2,8 @@
 
 With ``transaction.version`` 2 (KIP-890, second part) each end of a transaction raises the
 producer's epoch, and partitions and offsets enter a transaction by being written. Before it
-(KIP-98) they are announced, and the epoch stays: then a request that comes late may meet the next
-transaction, so this producer raises its epoch itself after an abort and after any transaction of
-which a request stayed without an answer (note 019).
+(KIP-98) they are announced, and the epoch stays: a late request may meet the next transaction. So
+this producer raises its epoch itself after an abort, and after an unanswered request (note 019).
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ Failure: TypeAlias = RefusedError | LinkLostError | OutOfTimeError
 
 
 def broker_code(failure: Failure) -> int | None:
-    """The broker's error code behind a failure; None: there was no answer."""
     cause = failure.cause if isinstance(failure, OutOfTimeError) else failure
     return cause.code if isinstance(cause, RefusedError) else None
 
@@ -70,9 +68,8 @@ class OutcomeUnknownError(Exception):
 class GroupMetadata(NamedTuple):
     """A member's identity in its group, in whose name offsets are committed (KIP-447).
 
-    Any process can carry it: the sink in a worker commits for the member in the driver (D6). The
-    broker refuses a stale generation, an unknown member and a wrong static member; it accepts
-    (-1, "") **unfenced**, hence the commit gate.
+    A worker's sink commits for the driver's member (D6). The broker refuses a stale generation, an
+    unknown or a wrong static member; it accepts (-1, "") **unfenced**, hence the commit gate.
     """
 
     generation: int
@@ -81,7 +78,6 @@ class GroupMetadata(NamedTuple):
     instance_id: str | None
 
     def encode(self) -> bytes:
-        """For the way to another process."""
         return json.dumps(self).encode()
 
     @staticmethod
@@ -112,8 +108,7 @@ class Transactions:
         before the last one."""
         self.producer = Producer(-1, -1, transactional_id is not None)
         self.held_s = 0.0
-        """So long after it was begun the broker was still ending the transaction before it (its
-        markers), and let nothing enter this one."""
+        """So long the broker was still ending the transaction before, and let nothing enter."""
 
     @property
     def overdue(self) -> bool:
@@ -199,8 +194,7 @@ class Transactions:
                 ),
                 deadline,
             )
-        # The NUL is for confluent-kafka, which reads metadata as a C string, and whose own producer
-        # writes one.
+        # NUL: see `GroupChannel.commit`
         rows = {
             TopicPartition(topic, partition): (partition, offset, _NO_EPOCH, text + "\0")
             for topic, partition, offset, text in offsets
@@ -355,9 +349,8 @@ def fence_all(
     """End whatever still writes under these ids, all at the same time: raise their epochs, abort
     their open transactions.
 
-    Then a zombie's writes and commits are refused, and readers are no longer held back. Blocks
-    until all were tried. Idempotent; safe from any thread. RetriableError: no answer within
-    ``timeout_s`` seconds. FatalError: one was refused (the first one's reason).
+    Then a zombie's writes and commits are refused, and readers are no longer held back. Idempotent;
+    safe from any thread. RetriableError: no answer within ``timeout_s`` s. FatalError: refused.
     """
     if not transactional_ids:
         return

@@ -96,4 +96,3 @@ WRITER_KEYS = frozenset(_NUMBERS) | {
     "partitioner",
     "transactional.id",
 }
-"""What a writer reads of its settings beside those of its connections."""
