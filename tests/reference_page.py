@@ -268,9 +268,9 @@ def _metrics() -> list[str]:
         for name, value in vars(everflow.metrics).items()
         if name.isupper() and isinstance(value, str)
     }
-    units = everflow.metrics.UNITS
+    units = {everflow.metrics.CLIENT_STATE: "the state", **everflow.metrics.UNITS}
     return [
-        f"- `metrics.{name}`: `{value}`, {units.get(value, 'the state')}."
+        f"- `metrics.{name}`: `{value}`, {units.get(value, 'with labels: only at `/metrics`')}."
         for name, value in named.items()
     ]
 
