@@ -13,7 +13,7 @@ from everflow import metrics as names
 from everflow.clock import Clock, Running, on_thread
 from everflow.logs import counted, moves
 from everflow.metrics import Labels, Metrics, Seen
-from everflow.protocol.messages import RENEWED, BatchResult, Printed
+from everflow.protocol.messages import ABORTED, RENEWED, BatchResult, Printed
 from everflow.records import LATE_UNMATCHED, KeyPlaces
 
 PRINTED_EVERY_S = 0.5
@@ -116,7 +116,6 @@ tables = TablePrinter(_to_stdout)
 
 
 COMMIT_PHASES = ("gate", "offsets", "delivery", "commit", "apply")
-ABORTED = "aborted"
 GATE = "gate"
 """The phase that a batch without a commit does not have."""
 
