@@ -12,7 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.operators.user_code import written_bytes
-from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult, valid
+from everflow.records import (
+    LATE,
+    ByteColumn,
+    EdgeBatch,
+    Int32,
+    Int64,
+    StoreChanges,
+    TasksResult,
+    valid,
+)
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder, decode_present, matrix_from_binary, rest
 from everflow.serdes.windowed import (
@@ -75,7 +84,7 @@ class KeyedOperator(TableOperator):
                 dropped["negative-timestamp"] = negative
             is_open = window.is_open(starts, running[at])
             if not is_open.all():
-                dropped["late"] = int(len(starts) - np.count_nonzero(is_open))
+                dropped[LATE] = int(len(starts) - np.count_nonzero(is_open))
                 at, starts = at[is_open], starts[is_open]
             rows, owners = rows[at], owners[at]
         if len(rows) != len(batch) or window is not None:

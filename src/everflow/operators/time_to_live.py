@@ -17,7 +17,7 @@ from everflow.operators.due_index import Changes, DueIndex, DueQueue
 from everflow.operators.grouping import AroundTable, Flags, stream_times
 from everflow.operators.table import TableSpec
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult, valid
+from everflow.records import LATE, EdgeBatch, Int64, StoreChanges, TasksResult, valid
 from everflow.state.changelog import TIMESTAMP_BYTES, pack_value
 from everflow.state.store import OverlayView
 from everflow.topology.batches import appended, concat
@@ -163,7 +163,7 @@ class _Task:
             if counts:
                 self._end(row, now)
                 if not self._takes(key, time, now + 1 - ttl_ms, there):
-                    self.dropped["late"] = self.dropped.get("late", 0) + 1
+                    self.dropped[LATE] = self.dropped.get(LATE, 0) + 1
                     continue
                 self.seen.add(key)
             self.part.append(row)

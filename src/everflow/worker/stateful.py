@@ -28,14 +28,7 @@ from everflow.operators.processors.process import ProcessSpec
 from everflow.operators.table import TableSpec, with_old
 from everflow.operators.user_code import UserFunctionError
 from everflow.protocol.messages import BadRecord, BatchFailure, BatchRequest
-from everflow.records import (
-    LAST_SEQ,
-    ClockCall,
-    EdgeBatch,
-    Int64,
-    TaskId,
-    TasksResult,
-)
+from everflow.records import LAST_SEQ, LATE, ClockCall, EdgeBatch, Int64, TaskId, TasksResult
 from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
 from everflow.topology.batches import appended, empty_like, in_order
@@ -168,7 +161,7 @@ class RanOperator(NamedTuple):
     @staticmethod
     def of(op: StatefulOp, sides: Sequence[EdgeBatch], done: TasksResult) -> RanOperator:
         given = [one.with_columns(value=pa.nulls(len(one))) for one in sides]
-        return RanOperator(op, given, "late" in done.dropped)
+        return RanOperator(op, given, LATE in done.dropped)
 
     @property
     def writes(self) -> bool:

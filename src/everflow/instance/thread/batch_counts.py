@@ -14,7 +14,7 @@ from everflow.clock import Clock, Running, on_thread
 from everflow.logs import counted, moves
 from everflow.metrics import Labels, Metrics, Seen
 from everflow.protocol.messages import ABORTED, RENEWED, BatchResult, Printed
-from everflow.records import LATE_UNMATCHED, KeyPlaces
+from everflow.records import LATE, LATE_UNMATCHED, KeyPlaces
 
 PRINTED_EVERY_S = 0.5
 HEAD_EVERY = 40
@@ -136,7 +136,7 @@ WHY = {
         "without a match: they came after the join's window and grace, by the newest record time "
         "of the task (docs/guide/joins.md)"
     ),
-    "late": (
+    LATE: (
         "too late: the window's grace was over, by the newest record time of the task "
         "(docs/guide/time.md)"
     ),

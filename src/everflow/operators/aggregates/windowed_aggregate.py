@@ -39,7 +39,7 @@ from everflow.operators.grouping import (
     windowed_keys,
 )
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult, valid
+from everflow.records import LATE, EdgeBatch, Int64, StoreChanges, TasksResult, valid
 from everflow.serdes.windowed import (
     SESSION_SUFFIX_BYTES,
     START_BYTES,
@@ -210,7 +210,7 @@ class WindowRun(ABC):
         batch = self.batch.take(rows)
         output = batch.with_columns(windowed_keys(batch.key, *bounds), values)
         output.timestamp = np.ascontiguousarray(times)
-        dropped = {**self.found.dropped, "late": self.book.late}
+        dropped = {**self.found.dropped, LATE: self.book.late}
         return TasksResult(output, changes, self.stream_times, dropped)
 
 

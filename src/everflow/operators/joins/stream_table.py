@@ -45,7 +45,7 @@ from everflow.operators.stored_records import (
     unpacked_record,
 )
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult, valid
+from everflow.records import LATE, EdgeBatch, Int64, StoreChanges, TasksResult, valid
 from everflow.serdes import Serde
 from everflow.serdes.windowed import window_store_keys
 from everflow.state.changelog import unpack_value
@@ -373,7 +373,7 @@ class AsOfJoin(KeepsLeft):
         alone = left.take(events.rows[events.keyless])
         alone = alone.with_columns(value=joined(alone.value, pa.nulls(len(alone), self.type)))
         order = np.argsort(np.concatenate([places, events.keyless]), kind="stable")
-        dropped = {**events.dropped, "late": len(rights) - len(kept)}
+        dropped = {**events.dropped, LATE: len(rights) - len(kept)}
         return TasksResult(appended([output, alone]).take(order), changes, events.after, dropped)
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult | None:
