@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from everflow.clock import in_utc
+from everflow.config import EXACTLY_ONCE_V2
 from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.range_reader import RangeReader
@@ -30,7 +31,6 @@ from everflow.kafka.reading.record_columns import LogColumns
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.memory import SpareMemory, Taken, of_this_process, trim_of_libc
 from everflow.protocol.messages import (
-    EXACTLY_ONCE_V2,
     FAILED,
     BatchRequest,
     BatchResult,
