@@ -195,7 +195,7 @@ class KeyedRows(NamedTuple):
 
 
 def grouped(
-    given: KeyedRows,
+    keyed: KeyedRows,
     window: TimeWindows | None,
     stream_times: dict[int, int],
     dropped: dict[str, int],
@@ -203,8 +203,8 @@ def grouped(
     by_key: bool = True,
 ) -> Groups:
     """``by_key``: a task's groups are in the order of their keys, else in that of their arrival."""
-    codes, unique, starts = _codes(given.keys, given.starts, window)
-    codes, found, members = by_task(codes, given.owners)
+    codes, unique, starts = _codes(keyed.keys, keyed.starts, window)
+    codes, found, members = by_task(codes, keyed.owners)
     if found is not None:
         unique = unique.take(found)
         starts = None if starts is None else starts[found]
@@ -219,7 +219,7 @@ def grouped(
     last = np.empty(len(order), np.int64)
     last[codes] = np.arange(len(codes))  # the last assignment wins
     return Groups(
-        rows=given.rows,
+        rows=keyed.rows,
         codes=codes,
         keys=unique.take(order).to_pylist(),
         last=last,

@@ -150,8 +150,8 @@ def with_old(op: StatefulOp, output: EdgeBatch, stores: Stores) -> EdgeBatch:
         table = operator.table
     else:
         table = JoinedTable(op.stores[0], operator.results, op.type.value)
-    held = table.before(output, stores)
-    return replace(output, old=output.with_columns(value=held.values))
+    before = table.before(output, stores)
+    return replace(output, old=output.with_columns(value=before.values))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`Processor`: the user's own operator, and what it is given: records, a context, a clock."""
+"""`Processor`: the user's own operator, and what it receives: records, a context, a clock."""
 
 from __future__ import annotations
 
