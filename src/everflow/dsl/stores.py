@@ -1,4 +1,4 @@
-"""What operators are given: `Materialized` wherever ``store=`` is taken, `Stores` for processors;
+"""What operators take: `Materialized` wherever ``store=`` is taken, `Stores` for processors;
 when results come, for ``KTable.suppress`` and ``emit_strategy`` (KIP-328, KIP-825).
 
 TopologyError, with the user's line and the cure, for what cannot be.
@@ -273,12 +273,12 @@ class BufferConfig(Telling, metaclass=FittingClass):
 
     @staticmethod
     def max_records(count: int) -> BufferConfig:
-        """At most ``count`` keys in a task; the oldest is given early."""
+        """At most ``count`` keys in a task; the oldest is emitted early."""
         return BufferConfig().with_max_records(count)
 
     @staticmethod
     def max_bytes(count: int) -> BufferConfig:
-        """At most ``count`` bytes of keys and values in a task, and 8 a key; the oldest is given
+        """At most ``count`` bytes of keys and values in a task, and 8 a key; the oldest is emitted
         early."""
         return BufferConfig().with_max_bytes(count)
 
@@ -291,8 +291,8 @@ class BufferConfig(Telling, metaclass=FittingClass):
         return BufferConfig(replace(self.bounds, bytes=_positive(count, "max_bytes")))
 
     def emit_early_when_full(self) -> BufferConfig:
-        """The oldest entry is given before its time; not for windows, whose result would not be the
-        final one."""
+        """The oldest entry is emitted before its time; not for windows, whose result would not be
+        the final one."""
         return BufferConfig(replace(self.bounds, stops=False))
 
     def shut_down_when_full(self) -> BufferConfig:
@@ -300,7 +300,7 @@ class BufferConfig(Telling, metaclass=FittingClass):
         return BufferConfig(replace(self.bounds, stops=True))
 
     def with_no_bound(self) -> BufferConfig:
-        """The same, with room for as much as there is."""
+        """The same, for as much as there is."""
         return BufferConfig()
 
 
@@ -327,8 +327,8 @@ class Suppressed(Telling, metaclass=FittingClass):
 
     @staticmethod
     def until_time_limit(limit: Duration, buffer: BufferConfig | None = None) -> Suppressed:
-        """The last update of each key, ``limit`` (stream time) after the first that was held
-        back."""
+        """The last update of each key, ``limit`` (stream time) after the first that was
+        buffered."""
         wait_ms = checked_ms(limit, "a time limit")
         return Suppressed(wait_ms, BufferConfig() if buffer is None else buffer)
 
@@ -337,7 +337,7 @@ class Suppressed(Telling, metaclass=FittingClass):
 class EmitStrategy(Telling, metaclass=FittingClass):
     """When windows give results (KIP-825): ``windowed.emit_strategy(...)``.
 
-    ``final``: not each update; then ``early`` says what else is given than the final result.
+    ``final``: not each update; then ``early`` says what else is emitted than the final result.
     """
 
     final: bool = False
@@ -362,7 +362,7 @@ class EmitStrategy(Telling, metaclass=FittingClass):
         """Early results and the final one: with every ``amount``-th record that a window takes
         (``every(100)``), or when stream time is ``amount`` behind the first record that was not
         shown (``every("10 seconds")``); and what was not shown when the window closes. No result is
-        given twice, and none depends on where a micro-batch was cut."""
+        emitted twice, and none depends on where a micro-batch was cut."""
         if isinstance(amount, int) and not isinstance(amount, bool):
             return EmitStrategy(True, EarlyResults(records=_positive(amount, "every")))
         cure = "; write EmitStrategy.every('10 seconds'), or every(100) for a number of records"

@@ -157,7 +157,7 @@ class KStream(_StreamOrTable):
         """A new value under the same key: a Column, ``field=Column`` arguments (a struct), or a
         function with ``returns=``.
 
-        Fields called ``name`` and ``returns`` are told from the options by being Columns.
+        Fields called ``name`` and ``returns`` differ from the options by being Columns.
         Headers stay.
         """
         node_name, returns, fields = fields_from_options(name, returns, fields)
@@ -462,7 +462,7 @@ class KStream(_StreamOrTable):
         stores: Iterable[StoreSpec | str] = (),
         name: str | None = None,
     ) -> KStream:
-        """As `process`, of processors that keep the key of the record they were given, so that
+        """As `process`, of processors that keep the key of the record they received, so that
         nothing behind has to be repartitioned; ``returns`` is the type of the value. A clock's call
         cannot forward here: it has no record. Headers are those that are forwarded."""
         call = ProcessorCall("process_values", processor, stores, name)
@@ -816,7 +816,7 @@ class KTable(_StreamOrTable):
         """Holds updates back: until windows close, ``suppress(Suppressed.until_window_closes(),
         store="final")``, or for some time, ``Suppressed.until_time_limit("1 minute")``.
 
-        ``store``: keeps what is held back. Stream time advances with records only: the last windows
+        ``store``: keeps what is buffered. Stream time advances with records only: the last windows
         wait for the next record, of any key, in the same partition.
         Headers are those of the update.
         """

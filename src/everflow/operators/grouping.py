@@ -397,7 +397,7 @@ def _codes(
     )
 
 
-# --- entries of window stores, read by key and time, for operators that look for what is near -----
+# --- entries of window stores, read by key and time, for operators that need what is near ---------
 
 
 def extent(codes: Int64, count: int, first: Int64, last: Int64) -> tuple[Int64, Int64]:

@@ -55,15 +55,18 @@ class SourceOptions:
     ) -> SourceOptions:
         """``settings``: of the registered source; ``registered``: with a program. ConfigError."""
         own = {name: options[name] for name in OWN if name in options}
-        given = {**settings, **{name: one for name, one in options.items() if name not in own}}
-        _refuse_unknown(given)
+        all_settings = {
+            **settings,
+            **{name: one for name, one in options.items() if name not in own},
+        }
+        _refuse_unknown(all_settings)
         store = _needed(own, "store", "as in the topology, e.g. .option('store', 'counts')")
         for name, what in (
             ("application.id", "it names the changelog"),
             ("bootstrap.servers", "host:port of a broker"),
         ):
-            if name.replace(".", "_") not in given:
-                _needed(given, name, what)
+            if name.replace(".", "_") not in all_settings:
+                _needed(all_settings, name, what)
         _require_one_program(own, registered)
         diff = None
         if "diff.from" in own or "diff.to" in own:
@@ -81,7 +84,7 @@ class SourceOptions:
                 raise StatePointError(f"The option {option}: {error}") from None
         return SourceOptions(
             store=store,
-            settings=given,
+            settings=all_settings,
             topology=own.get("topology"),
             at=own.get("at", "end"),
             diff=diff,

@@ -211,7 +211,7 @@ class StoreView(Protocol):
 
     def entries(self) -> int:
         """About how many there are: those that have expired may be counted as long as they take
-        room. Reads none."""
+        space. Reads none."""
 
     def range(
         self, start: bytes | None, end: bytes | None, *, reverse: bool = False

@@ -354,10 +354,10 @@ class _Running:
         by_name = {one.name: one for one in self.step.stateful}
         group = [by_name[name] for name in op.together] or [op]
         sides = self.order.sides(group)
-        for one, given in zip(group, sides, strict=True):
+        for one, inputs in zip(group, sides, strict=True):
             if one.through:  # what fails while it looks rows up is linked to these records
-                none = TasksResult(given[0].take(np.empty(0, np.int64)), {}, {}, {})
-                self.ran[one.name] = RanOperator.of(one, given, none)
+                none = TasksResult(inputs[0].take(np.empty(0, np.int64)), {}, {}, {})
+                self.ran[one.name] = RanOperator.of(one, inputs, none)
         run = GroupRun(
             group,
             self.step.sources,
@@ -367,8 +367,8 @@ class _Running:
             self.result.left_out,
             partial(self._mapped_rows, op),
         ).run(sides, self.idle, self.step.every_failure)
-        for one, given, done in zip(group, sides, run, strict=True):
-            self.ran[one.name] = RanOperator.of(one, given, done)
+        for one, inputs, done in zip(group, sides, run, strict=True):
+            self.ran[one.name] = RanOperator.of(one, inputs, done)
             self.result.add(one, done)
             output = done.output
             if one.old is not None:
@@ -379,9 +379,9 @@ class _Running:
         """What stateless nodes make of rows that ``op`` has found in a store, row by row."""
         through = next(one for one in op.through if one.nodes == nodes)
         found: Records = {through.input: rows}
-        looking = replace(self, records=found, order=Order(found, {}), known=None)
+        on_rows = replace(self, records=found, order=Order(found, {}), known=None)
         for stage in through.ops:
-            looking.run(stage)
+            on_rows.run(stage)
         return found[through.output]
 
 

@@ -105,7 +105,7 @@ class Contributions:
 
 
 class Copy(NamedTuple):
-    """The window ``child`` begins with what ``parent`` held before the entry ``before`` of the log.
+    """The window ``child`` begins with what ``parent`` had before the entry ``before`` of the log.
     ``at``: its first entry; ``alone``: that shows the copy alone, without the entry's record."""
 
     before: int
@@ -376,7 +376,7 @@ class _Run(WindowRun):
         self._end_log()
 
     def steps(self) -> Iterator[Step]:
-        """See `WindowRun`: new windows begin with what others held before the record, then come the
+        """See `WindowRun`: new windows begin with what others had before the record, then come the
         updates in order."""
         book = self.book
         for row in self.take_each_record():

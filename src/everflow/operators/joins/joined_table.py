@@ -60,7 +60,7 @@ class KeepsLeft(Operator):
         return self.kind.keeps_left
 
     def taken(self, keys: pa.Array, values: pa.Array) -> tuple[Flags, dict[str, int]]:
-        """The records that look for a match, and how many others are dropped, by reason."""
+        """The records that need a match, and how many others are dropped, by reason."""
         valued = valid(values)
         taken = valued if self.kind.keeps_left else valued & valid(keys)
         without_key = int(np.count_nonzero(valued & ~taken))

@@ -522,11 +522,11 @@ def values_of(data: bytes) -> list[bytes]:
 
 
 MOST_AT_ONCE = 4_000_000
-"""Candidate pairs that are held at once."""
+"""Candidate pairs that are in memory at once."""
 
 
 class Asking(NamedTuple):
-    """Records that look for matches: group, first and last time (ms), place, stream time there."""
+    """Records that need matches: group, first and last time (ms), place, stream time there."""
 
     codes: Int64
     first: Int64

@@ -392,7 +392,7 @@ class AsOfJoin(KeepsLeft):
     def _met(
         self, asking: EdgeBatch, events: _Events, puts: _Puts, inputs: Inputs
     ) -> tuple[EdgeBatch, Int64, dict[int, list[StoreChanges]]]:
-        """The results of left records that look for their match now, the places of the records that
+        """The results of left records that get their match now, the places of the records that
         bring them, and the changes of the store in which left records wait."""
         released = self._released(asking, events, inputs)
         found = self._found(released, events, puts, inputs.stores)

@@ -60,7 +60,7 @@ class JvmOutput:
         return list(self._tail)
 
     def _read(self) -> None:
-        # Not through a file object: its lock, held while waiting, would be missed when the
+        # Not through a file object: its lock, taken while waiting, would be missed when the
         # interpreter ends.
         rest = b""
         while data := os.read(self._read_end, _READ_BYTES):
