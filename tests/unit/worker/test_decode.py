@@ -436,7 +436,7 @@ def test_no_more_pages_are_held_than_there_are() -> None:
 
 
 def test_a_worker_closes_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "_held", RetainedPages())
+    monkeypatch.setattr(serve, "_retained", RetainedPages())
     path = str(tmp_path / "s")
     before = LmdbStore.open(path, kind="key_value")
     before.claim("i")
