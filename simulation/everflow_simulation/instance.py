@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from everflow.assignment.cluster_state import Assignment, ClusterState
 from everflow.assignment.user_data import LATEST_VERSION
-from everflow.config import BatchLimits
+from everflow.config import EXACTLY_ONCE_V2, BatchLimits
 from everflow.errors import EverflowError, FatalError
 from everflow.instance.client_state import ENDED, STOPPING, Pause
 from everflow.instance.commit_gate import GateBackend
@@ -37,7 +37,7 @@ from everflow.membership.assignor import Identity, MemberAssignor
 from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked
 from everflow.memory import MemoryBudget
 from everflow.metrics import Metrics
-from everflow.protocol.messages import EXACTLY_ONCE_V2, BatchRequest
+from everflow.protocol.messages import BatchRequest
 from everflow.records import UNBOUNDED_BYTES, CommittedOffset, TaskId, TopicPartition
 from everflow_simulation.channel import ChannelServices, SimulatedChannel
 from everflow_simulation.disk import SimulatedCopies, SimulatedDisk

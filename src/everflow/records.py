@@ -262,6 +262,8 @@ class KeyPlaces(NamedTuple):
     fits: str = ""
 
 
+LATE = "late"
+"""In `TasksResult.dropped`: records left out, as they came too late."""
 LATE_UNMATCHED = "late-unmatched"
 """In `TasksResult.dropped`: rows not left out but emitted without a match, as grace was over."""
 

@@ -20,7 +20,7 @@ from everflow.instance.thread.columns import ColumnsOfPlan, prepared_columns
 from everflow.records import EdgeBatch
 from everflow.spark.session import get_session
 from everflow.topology.plan import PhysicalPlan
-from everflow.travel.parcel import Parcel
+from everflow.travel.pickled_objects import PickledObjects
 from everflow.worker.columns import seen
 from everflow.worker.failures import RecordFailure, SparkSays
 
@@ -177,7 +177,9 @@ class Run:
             program(builder.stream("in", key=serdes.string(), value=VALUE))
 
         self.plan = planned(build)
-        columns: ColumnsOfPlan = Parcel.of(prepared_columns(self.plan)).copy()  # as a worker has it
+        columns: ColumnsOfPlan = PickledObjects.of(
+            prepared_columns(self.plan)
+        ).copy()  # as a worker has it
         self._columns, self._path = columns.prepared, columns.path
 
     def __call__(self, rows: Rows) -> dict[int, EdgeBatch]:

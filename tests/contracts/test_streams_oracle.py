@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from everflow.operators.aggregates.aggregate import PythonCogroup
 from everflow.operators.aggregates.sliding_aggregate import SlidingBook
 from everflow.operators.joins import StreamStreamJoin, StreamTableJoin, table_table
-from everflow.operators.joins.joined_table import Held, JoinedTable
+from everflow.operators.joins.joined_table import JoinedTable, TableEntries
 from everflow.operators.joins.stream_stream import WaitingRecords
 from everflow.operators.joins.stream_table import StreamGlobalJoin
 from everflow.operators.joins.table_table import ForeignKeys
@@ -196,7 +196,8 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         "_results",
         lambda results: (
             lambda changes, *rest: results(
-                replace(changes, other=Held(changes.other.values, changes.other.times - 1)), *rest
+                replace(changes, other=TableEntries(changes.other.values, changes.other.times - 1)),
+                *rest,
             )
         ),
     ),

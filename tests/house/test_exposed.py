@@ -12,7 +12,7 @@ UNPICKLE = {
     "everflow/protocol/messages.py",  # a message between the driver and its own workers
     "everflow/spark/job.py",  # a row of its own Spark job
     "everflow_simulation/channel.py",  # within one process
-    "everflow/travel/parcel.py",  # the program, from the driver to its workers
+    "everflow/travel/pickled_objects.py",  # the program, from the driver to its workers
     "everflow/spark/columns.py",  # the program's functions in Columns
 }
 """Who unpickles, and whose bytes they are."""

@@ -8,7 +8,8 @@ import pyarrow as pa
 
 import everflow
 from everflow import StreamsConfig, serdes
-from everflow.protocol.messages import EXACTLY_ONCE_V2, BatchRequest
+from everflow.config import EXACTLY_ONCE_V2
+from everflow.protocol.messages import BatchRequest
 from everflow.records import EdgeBatch, OffsetRange, TopicPartition
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec

@@ -393,12 +393,12 @@ def _offered(tree: ast.Module) -> list[str]:
 def write_stores(target: str, application_id: str, optimization: str, file: str) -> int:
     """For `snapshots.state_source`: a program's stores, packed, into ``file``; the exit code."""
     from everflow.snapshots.logged_stores import logged_stores
-    from everflow.travel.parcel import Parcel
+    from everflow.travel.pickled_objects import PickledObjects
 
     try:
         topology = load_topology(target, start_spark=get_context)
         stores = logged_stores(topology, application_id, optimization)
-        Path(file).write_bytes(Parcel.of(stores).data)
+        Path(file).write_bytes(PickledObjects.of(stores).data)
     except EverflowError as error:
         print(error, file=sys.stderr)
         return 1

@@ -52,16 +52,16 @@ def _is_ordered(kind: pa.DataType) -> bool:
     )
 
 
-def _same_types(name: str, *given: Datum) -> pa.DataType:
-    kind = given[0].type
-    if not all(each.type.equals(kind) for each in given):
-        listed = ", ".join(str(each.type) for each in given)
+def _same_types(name: str, *arguments: Datum) -> pa.DataType:
+    kind = arguments[0].type
+    if not all(each.type.equals(kind) for each in arguments):
+        listed = ", ".join(str(each.type) for each in arguments)
         raise NotInArrowError(f"{name} of {listed}")
     return kind
 
 
-def _only(wanted: Callable[[pa.DataType], bool], name: str, *given: Datum) -> pa.DataType:
-    kind = _same_types(name, *given)
+def _only(wanted: Callable[[pa.DataType], bool], name: str, *arguments: Datum) -> pa.DataType:
+    kind = _same_types(name, *arguments)
     if not wanted(kind):
         raise NotInArrowError(f"{name} of {kind}")
     return kind
@@ -72,9 +72,9 @@ def _of(
 ) -> Callable[..., Datum]:
     """A function of Arrow's as it is, for columns of one such type."""
 
-    def kernel(*given: Datum) -> Datum:
-        _only(wanted, name, *given)
-        return function(*given)
+    def kernel(*arguments: Datum) -> Datum:
+        _only(wanted, name, *arguments)
+        return function(*arguments)
 
     return kernel
 
@@ -82,25 +82,25 @@ def _of(
 # --- null tests and logic -------------------------------------------------------------------------
 
 
-def _coalesce(*given: Datum) -> Datum:
-    _same_types("coalesce", *given)
-    return pc.coalesce(*given)
+def _coalesce(*arguments: Datum) -> Datum:
+    _same_types("coalesce", *arguments)
+    return pc.coalesce(*arguments)
 
 
-def _only_where(live: Datum, given: Datum) -> Datum:
-    """``given`` where ``live`` (never null) is true, else null."""
-    columns = isinstance(live, pa.Array) and isinstance(given, pa.Array)
+def _only_where(live: Datum, values: Datum) -> Datum:
+    """``values`` where ``live`` (never null) is true, else null."""
+    columns = isinstance(live, pa.Array) and isinstance(values, pa.Array)
     if columns and live.true_count == len(live):
-        return given
-    return pc.if_else(live, given, pa.scalar(None, given.type))
+        return values
+    return pc.if_else(live, values, pa.scalar(None, values.type))
 
 
-def _choose(*given: Datum) -> Datum:
+def _choose(*arguments: Datum) -> Datum:
     """condition, value, condition, value, ..., value: conditions are never null."""
-    _same_types("case", *given[1::2], given[-1])
-    made = given[-1]
-    for at in range(len(given) - 3, -1, -2):
-        made = pc.if_else(given[at], given[at + 1], made)
+    _same_types("case", *arguments[1::2], arguments[-1])
+    made = arguments[-1]
+    for at in range(len(arguments) - 3, -1, -2):
+        made = pc.if_else(arguments[at], arguments[at + 1], made)
     return made
 
 
@@ -134,10 +134,10 @@ def _compared(name: str) -> Callable[[Datum, Datum], Datum]:
     return kernel
 
 
-def _any(given: Datum) -> bool:
-    if isinstance(given, pa.Scalar):
-        return bool(given.as_py())
-    return bool(given.true_count)
+def _any(flags: Datum) -> bool:
+    if isinstance(flags, pa.Scalar):
+        return bool(flags.as_py())
+    return bool(flags.true_count)
 
 
 _equal = _compared("equal")
@@ -148,10 +148,10 @@ def _null_safe_equal(left: Datum, right: Datum) -> Datum:
     return pc.or_(both, pc.coalesce(_equal(left, right), False))
 
 
-def _is_in(given: Datum, *listed: Datum) -> Datum:
-    made = _equal(given, listed[0])
+def _is_in(value: Datum, *listed: Datum) -> Datum:
+    made = _equal(value, listed[0])
     for each in listed[1:]:
-        made = pc.or_kleene(made, _equal(given, each))
+        made = pc.or_kleene(made, _equal(value, each))
     return made
 
 
@@ -162,39 +162,39 @@ def _arithmetic(name: str) -> Callable[..., Datum]:
     """Arithmetic: checked for integers, as in ANSI mode; IEEE 754 for floating numbers."""
     plain, checked = getattr(pc, name), getattr(pc, f"{name}_checked")
 
-    def kernel(*given: Datum) -> Datum:
-        kind = _only(_is_number, name, *given)
-        made: Datum = (plain if _is_floating(kind) else checked)(*given)
+    def kernel(*arguments: Datum) -> Datum:
+        kind = _only(_is_number, name, *arguments)
+        made: Datum = (plain if _is_floating(kind) else checked)(*arguments)
         return made
 
     return kernel
 
 
-def _cast(kind: pa.DataType, given: Datum) -> Datum:
-    there = given.type
+def _cast(kind: pa.DataType, values: Datum) -> Datum:
+    there = values.type
     if there.equals(kind):
-        return given
+        return values
     if types.is_signed_integer(there) and types.is_signed_integer(kind):
-        return given.cast(kind)
-    if types.is_float32(kind) and types.is_integer(there) and not _fits_float(given):
+        return values.cast(kind)
+    if types.is_float32(kind) and types.is_integer(there) and not _fits_float(values):
         # Spark leaves a cast out where one to a wider type follows.
         raise NotInArrowError(f"cast of {there} as {kind}")
     if _is_number(there) and _is_floating(kind):
-        return pc.cast(given, kind, safe=False)
+        return pc.cast(values, kind, safe=False)
     if _is_floating(there) and types.is_signed_integer(kind):
-        return pc.trunc(given).cast(kind)
+        return pc.trunc(values).cast(kind)
     if (types.is_signed_integer(there) or types.is_boolean(there)) and types.is_string(kind):
-        return given.cast(kind)
+        return values.cast(kind)
     if types.is_string(there) and types.is_binary(kind):
-        return given.cast(kind)
+        return values.cast(kind)
     raise NotInArrowError(f"cast of {there} as {kind}")
 
 
-def _fits_float(given: Datum) -> bool:
+def _fits_float(integers: Datum) -> bool:
     """True if integers become the same numbers in 32 bits."""
-    if isinstance(given, pa.Scalar):
-        return not given.is_valid or abs(given.as_py()) <= 1 << 24
-    return bool(given.type.bit_width <= 16)
+    if isinstance(integers, pa.Scalar):
+        return not integers.is_valid or abs(integers.as_py()) <= 1 << 24
+    return bool(integers.type.bit_width <= 16)
 
 
 def widens(there: pa.DataType, kind: pa.DataType) -> bool:
@@ -206,11 +206,11 @@ def widens(there: pa.DataType, kind: pa.DataType) -> bool:
 
 
 def _predicate(name: str, function: Callable[..., Datum]) -> Callable[[Datum, Datum], Datum]:
-    def kernel(given: Datum, pattern: Datum) -> Datum:
-        _only(types.is_string, name, given, pattern)
+    def kernel(text: Datum, pattern: Datum) -> Datum:
+        _only(types.is_string, name, text, pattern)
         if not isinstance(pattern, pa.Scalar) or not pattern.is_valid:
             raise NotInArrowError(f"{name} of what is no constant")
-        return function(given, pattern.as_py())
+        return function(text, pattern.as_py())
 
     return kernel
 
@@ -218,31 +218,31 @@ def _predicate(name: str, function: Callable[..., Datum]) -> Callable[[Datum, Da
 def _of_ascii(name: str, function: Callable[[Datum], Datum]) -> Callable[[Datum], Datum]:
     """Letters beyond ASCII change their case by other tables in Java than in Arrow."""
 
-    def kernel(given: Datum) -> Datum:
-        _only(types.is_string, name, given)
-        if isinstance(given, pa.Scalar):
+    def kernel(text: Datum) -> Datum:
+        _only(types.is_string, name, text)
+        if isinstance(text, pa.Scalar):
             raise NotInArrowError(f"{name} of a constant")
-        if pc.all(pc.string_is_ascii(given)).as_py() is False:
+        if pc.all(pc.string_is_ascii(text)).as_py() is False:
             raise InexactError(name)
-        return function(given)
+        return function(text)
 
     return kernel
 
 
-def _split(given: Datum, pattern: Datum, limit: Datum) -> Datum:
-    _only(types.is_string, "split", given, pattern)
+def _split(text: Datum, pattern: Datum, limit: Datum) -> Datum:
+    _only(types.is_string, "split", text, pattern)
     constant = isinstance(pattern, pa.Scalar) and isinstance(limit, pa.Scalar)
     if not constant or not pattern.as_py() or limit.as_py() != -1:
         raise NotInArrowError("split with a limit, or by what is no constant")
     if _REGULAR.search(pattern.as_py()):
         raise NotInArrowError("split by a regular expression")
-    return pc.split_pattern(given, pattern=pattern.as_py())
+    return pc.split_pattern(text, pattern=pattern.as_py())
 
 
 KERNELS: Mapping[str, Callable[..., Datum]] = {
     "is_null": pc.is_null,
     "is_valid": pc.is_valid,
-    "is_nan": _of(_is_floating, "isnan", lambda given: pc.coalesce(pc.is_nan(given), False)),
+    "is_nan": _of(_is_floating, "isnan", lambda values: pc.coalesce(pc.is_nan(values), False)),
     "and": _of(types.is_boolean, "and", pc.and_kleene),
     "or": _of(types.is_boolean, "or", pc.or_kleene),
     "not": _of(types.is_boolean, "not", pc.invert),
@@ -267,7 +267,7 @@ KERNELS: Mapping[str, Callable[..., Datum]] = {
     "lower": _of_ascii("lower", pc.ascii_lower),
     "trim": _of(types.is_string, "trim", lambda text: pc.utf8_trim(text, characters=" ")),
     "split": _split,
-    "field": lambda ordinal, given: pc.struct_field(given, [ordinal]),
+    "field": lambda ordinal, struct: pc.struct_field(struct, [ordinal]),
 }
 """Kernels by name. Arguments that are no columns come first."""
 
@@ -277,7 +277,7 @@ NULL_OF_NULLS = frozenset(
     | {"add", "subtract", "multiply", "negate", "abs", "divide", "cast", "choose"}
     | {"starts_with", "ends_with", "contains", "length", "concat", "upper", "lower", "trim"}
 )
-"""Null only where something given is."""
+"""Null only where an argument is."""
 
 
 class LeftToSpark(Exception):
@@ -312,8 +312,8 @@ class ArrowExpression:
         places: list[Datum | None] = list(columns)
         try:
             for operation, done in zip(self.operations, self.done, strict=True):
-                given = [places[at] for at in operation.arguments]
-                places.append(run_operation(operation, given, count))
+                arguments = [places[at] for at in operation.arguments]
+                places.append(run_operation(operation, arguments, count))
                 for at in done:
                     places[at] = None
             made = _column(places[self.result], self.type, count)
@@ -324,27 +324,31 @@ class ArrowExpression:
         return made
 
 
-def run_operation(operation: Operation, given: Sequence[Any], count: int) -> Datum:
+def run_operation(operation: Operation, arguments: Sequence[Any], count: int) -> Datum:
     if operation.kernel == "literal":
         return operation.parameter
     if operation.kernel == "struct":
-        return _struct(operation.parameter, given, count)
+        return _struct(operation.parameter, arguments, count)
     kernel = KERNELS[operation.kernel]
-    return kernel(*given) if operation.parameter is None else kernel(operation.parameter, *given)
+    return (
+        kernel(*arguments)
+        if operation.parameter is None
+        else kernel(operation.parameter, *arguments)
+    )
 
 
-def _struct(fields: tuple[pa.Field, ...], given: Sequence[Datum], count: int) -> pa.Array:
+def _struct(fields: tuple[pa.Field, ...], parts: Sequence[Datum], count: int) -> pa.Array:
     """The fields, and behind them, if there is one more, where the struct is not null."""
-    columns = [_column(each, f.type, count) for each, f in zip(given, fields, strict=False)]
+    columns = [_column(each, f.type, count) for each, f in zip(parts, fields, strict=False)]
     mask = None
-    if len(given) > len(fields):
-        mask = pa.compute.invert(_column(given[-1], pa.bool_(), count))
+    if len(parts) > len(fields):
+        mask = pa.compute.invert(_column(parts[-1], pa.bool_(), count))
     return pa.StructArray.from_arrays(columns, fields=list(fields), mask=mask)
 
 
-def _column(given: Datum | None, kind: pa.DataType, count: int) -> pa.Array:
-    assert given is not None
-    column = pa.repeat(given, count) if isinstance(given, pa.Scalar) else given
+def _column(value: Datum | None, kind: pa.DataType, count: int) -> pa.Array:
+    assert value is not None
+    column = pa.repeat(value, count) if isinstance(value, pa.Scalar) else value
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     return column if column.type.equals(kind) else column.cast(kind)
@@ -426,10 +430,10 @@ class ArrowExpressionBuilder:
             self._implied[made] = implied | {*conditions}
         return made
 
-    def coalesce(self, *given: int) -> int:
+    def coalesce(self, *arguments: int) -> int:
         """The first that is not null."""
         needed: list[int] = []
-        for place in given:
+        for place in arguments:
             needed.append(place)
             if self.never_null(place):
                 break
@@ -458,13 +462,13 @@ class ArrowExpressionBuilder:
         place = self._known.get(known)
         if place is not None:
             return place
-        given = [self._empty[at] for at in operation.arguments]
+        arguments = [self._empty[at] for at in operation.arguments]
         try:
-            empty = run_operation(operation, given, 0)
+            empty = run_operation(operation, arguments, 0)
         except (pa.ArrowException, InexactError, TypeError) as error:
-            kinds = ", ".join(str(each.type) for each in given)
+            kinds = ", ".join(str(each.type) for each in arguments)
             raise NotInArrowError(f"{operation.kernel} of {kinds}: {error}") from error
-        if given and all(isinstance(each, pa.Scalar) for each in (*given, empty)):
+        if arguments and all(isinstance(each, pa.Scalar) for each in (*arguments, empty)):
             return self._constant(empty)
         place = self._inputs + len(self._operations)
         self._operations.append(operation)

@@ -74,9 +74,9 @@ class Edge:
         return Edge(EdgeType(key, value), None, None)
 
     def returning(self, operator: str, fn: Function, **returns: object) -> Edge:
-        """The edge behind a function; ``returns``: types of ``key``, ``value``, as given."""
-        types = {part: result_type(given, fn, operator) for part, given in returns.items()}
-        serdes = {part: result_serde(given) for part, given in returns.items()}
+        """The edge behind a function; ``returns``: types of ``key``, ``value``, as declared."""
+        types = {part: result_type(declared, fn, operator) for part, declared in returns.items()}
+        serdes = {part: result_serde(declared) for part, declared in returns.items()}
         return self.with_types(**types).with_serdes(**serdes)
 
     def with_serdes(self, key: Serde | None = None, value: Serde | None = None) -> Edge:
@@ -133,26 +133,26 @@ def _has_no_text(type_: pa.DataType) -> bool:
     return any(_has_no_text(type_.field(i).type) for i in range(type_.num_fields))
 
 
-def checked_serde(given: object, part: str, operator: str) -> Serde:
-    """``given`` as a whole serde if it is one, else TopologyError with the way to write one."""
-    problem = no_serde(given, serdes.__all__)
+def checked_serde(candidate: object, part: str, operator: str) -> Serde:
+    """``candidate`` as a whole serde if it is one, else TopologyError with the way to write one."""
+    problem = no_serde(candidate, serdes.__all__)
     if problem is not None:
-        raise TopologyError(f"{operator}: {part}={given!r} {problem}")
+        raise TopologyError(f"{operator}: {part}={candidate!r} {problem}")
     try:
-        return adopted(given)
+        return adopted(candidate)
     except EverflowError as error:
         raise TopologyError(
-            f"{operator}: the type of {part}={given!r} is not one: {error}"
+            f"{operator}: the type of {part}={candidate!r} is not one: {error}"
         ) from None
 
 
 def fitting_serde(
-    given: object | None, type_: pa.DataType, part: str, operator: str
+    candidate: object | None, type_: pa.DataType, part: str, operator: str
 ) -> Serde | None:
-    """``given`` checked against the type it is to write; None stays None."""
-    if given is None:
+    """``candidate`` checked against the type it is to write; None stays None."""
+    if candidate is None:
         return None
-    serde = checked_serde(given, part, operator)
+    serde = checked_serde(candidate, part, operator)
     if not same_type(serde.type, type_):
         raise TopologyError(
             f"{operator}: the {part} is {type_text(type_)}, which {part}={serde!r} (for "
@@ -177,19 +177,19 @@ def is_column(expression: object, operator: str) -> TypeIs[Column]:
     )
 
 
-def checked_column(given: object, part: str, operator: str) -> None:
-    """TopologyError unless ``given``, if it is not None, is a Column."""
-    if given is None or isinstance(given, Column):
+def checked_column(column: object, part: str, operator: str) -> None:
+    """TopologyError unless ``column``, if it is not None, is a Column."""
+    if column is None or isinstance(column, Column):
         return
     cure = (
-        f"write {part}=F.col({given!r})" if isinstance(given, str) else "constants are F.lit(...)"
+        f"write {part}=F.col({column!r})" if isinstance(column, str) else "constants are F.lit(...)"
     )
-    if callable(given):
+    if callable(column):
         cure = (
             f"one function gives both: {operator}(lambda key, value: (key, value), "
             f"returns=('string', 'double'))"
         )
-    raise TopologyError(f"{operator}: {part}={given!r} is not a Column; {cure}")
+    raise TopologyError(f"{operator}: {part}={column!r} is not a Column; {cure}")
 
 
 def predicate(column: Column, edge: Edge) -> ColumnExpr:
@@ -315,13 +315,13 @@ def check_parameters(fn: Function, names: Sequence[str], operator: str) -> None:
         return
 
 
-def refuse_pyspark(given: object, operator: str) -> None:
+def refuse_pyspark(argument: object, operator: str) -> None:
     """TopologyError for PySpark's own functions and UDFs: they take Columns, not values."""
     if isinstance(
-        getattr(given, "evalType", None), int
+        getattr(argument, "evalType", None), int
     ):  # a Column has every attribute, as a Column
-        name = function_name(getattr(given, "func"))  # noqa: B009
-        kind = getattr(given, "returnType", None)
+        name = function_name(getattr(argument, "func"))  # noqa: B009
+        kind = getattr(argument, "returnType", None)
         one_result = operator in ("map_values", "flat_map_values", "select_key", "group_by")
         returns = f", returns={kind.simpleString()!r}" if kind is not None and one_result else ""
         function = name if name.isidentifier() else "the_function"
@@ -331,8 +331,8 @@ def refuse_pyspark(given: object, operator: str) -> None:
             f"{operator} found a PySpark UDF; call it with Columns, as in "
             f"{function}(F.col('value')), or pass the Python function itself: {written}"
         )
-    if callable(given) and str(getattr(given, "__module__", "")).startswith("pyspark.sql"):
-        name = function_name(given)
+    if callable(argument) and str(getattr(argument, "__module__", "")).startswith("pyspark.sql"):
+        name = function_name(argument)
         raise TopologyError(
             f"{operator} found PySpark's function {name} itself; call it: {operator}(F.{name}(...))"
         )

@@ -40,7 +40,7 @@ from everflow.topology.graph import (
     StatefulNode,
     WholeTableNode,
 )
-from everflow.topology.idle_sources import require_room
+from everflow.topology.idle_sources import require_metadata_fits
 from everflow.topology.partitioners import key_partitioners
 from everflow.topology.program import Topology
 from everflow.travel.refusals import TravelCheck
@@ -96,8 +96,8 @@ class GraphBuilder:
         if isinstance(node, StatefulNode):
             node = materialized(node, self.options)
         elif isinstance(node, GlobalTableNode):
-            given = self.options.get(node.store.name)
-            node = replace(node, store=kept_globally(node.store, given))
+            options = self.options.get(node.store.name)
+            node = replace(node, store=kept_globally(node.store, options))
         self.nodes[node.name] = node
         return node.name
 
@@ -107,23 +107,23 @@ class GraphBuilder:
     def hands_on_first(self, first: str, second: str) -> bool:
         return hands_on_first(self.nodes.values(), first, second)
 
-    def keep_when_asked(self, keeper: StatefulNode) -> None:
-        """As soon as somebody asks what the table holds (`keep`), ``keeper``, whose input is what
+    def keep_when_asked(self, node: StatefulNode) -> None:
+        """As soon as somebody asks what the table holds (`keep`), ``node``, whose input is what
         gives its values, takes the place of the node of this name."""
-        self._unkept[keeper.name] = _with_line(keeper)
+        self._unkept[node.name] = _with_line(node)
 
     def keep(self, name: str) -> None:
         """Somebody asks what the table of this node holds."""
-        keeper = self._unkept.pop(name, None)
-        if keeper is None:
+        table_node = self._unkept.pop(name, None)
+        if table_node is None:
             return
-        for spec in keeper.stores:
-            self.claim_store(spec.name, keeper.label, keeper.where)
-        given: Any = self.nodes[name]
-        made: Node = replace(given, name=keeper.inputs[0], label=PREPARE)
+        for spec in table_node.stores:
+            self.claim_store(spec.name, table_node.label, table_node.where)
+        replaced: Any = self.nodes[name]
+        made: Node = replace(replaced, name=table_node.inputs[0], label=PREPARE)
         nodes = list(self.nodes.values())
-        at = nodes.index(given)
-        nodes[at : at + 1] = made, keeper
+        at = nodes.index(replaced)
+        nodes[at : at + 1] = made, table_node
         self.nodes = {node.name: node for node in nodes}
 
     def claim_topics(self, topics: Iterable[str]) -> None:
@@ -164,9 +164,9 @@ class GraphBuilder:
     def claim_store(self, name: object, operator: str, where: str | None = None) -> str:
         """Register a store, a name or a `Materialized`; returns the name. TopologyError if it has
         none or the name is taken. ``where``: its line, where that is not the call's."""
-        given = name if isinstance(name, Materialized) else None
-        if given is not None:
-            name = given.name
+        options = name if isinstance(name, Materialized) else None
+        if options is not None:
+            name = options.name
         if name is None:
             raise TopologyError(
                 f"{operator} keeps state and its store has no name; write {operator}(..., "
@@ -178,8 +178,8 @@ class GraphBuilder:
         if name in self.stores:
             raise _twice("store name", name, self.stores[name])
         self.stores[name] = where or user_line()
-        if given is not None:
-            self.options[name] = given
+        if options is not None:
+            self.options[name] = options
         return name
 
     def declare_store(self, spec: StoreSpec, operator: str) -> StoreSpec:
@@ -189,7 +189,7 @@ class GraphBuilder:
             self.declared[spec.name] = spec
         return spec
 
-    def keeper_of(self, store: str) -> StatefulNode | GlobalTableNode | None:
+    def node_of_store(self, store: str) -> StatefulNode | GlobalTableNode | None:
         """The node whose store it is; None: there is none."""
         for node in self.nodes.values():
             if isinstance(node, GlobalTableNode) and node.store.name == store:
@@ -201,20 +201,20 @@ class GraphBuilder:
     def claim_beside(self, name: str, store: str, operator: str) -> str:
         """Register a store that goes with ``store``: it lies and is logged as that one is."""
         self.claim_store(name, operator)
-        given = self.options.get(store)
-        if given is not None:
+        options = self.options.get(store)
+        if options is not None:
             self.options[name] = Materialized(
-                name, logging=given.logging, in_memory=given.in_memory
+                name, logging=options.logging, in_memory=options.in_memory
             )
         return name
 
     def claim_each(self, store: object, suffixes: Iterable[str], operator: str) -> tuple[str, ...]:
         """Register several stores, each called after ``store`` and a suffix, with its options."""
         base = self.claim_store(store, operator)
-        given = self.options.pop(base, None)
+        options = self.options.pop(base, None)
         names = tuple(f"{base}{suffix}" for suffix in suffixes)
         for name in names:
-            self.claim_store(name if given is None else replace(given, name=name), operator)
+            self.claim_store(name if options is None else replace(options, name=name), operator)
         return names
 
     def check_repartition_name(self, name: str | None, operator: str) -> str:
@@ -275,7 +275,7 @@ class GraphBuilder:
         built = Topology(
             tuple(self.nodes.values()), tuple(topic for topic, _ in self._repartitions.values())
         )
-        require_room(built)
+        require_metadata_fits(built)
         require_direct(built)
         key_partitioners(built)
         return built
@@ -522,9 +522,9 @@ def _misfit(
     if len(args) > len(by_place):
         extra = args[len(by_place)]
         functions = [p.name for p in by_name if "Callable" in str(p.annotation)]
-        given = sum(map(callable, args[len(by_place) :]))
-        if callable(extra) and given <= len(functions):
-            named = ", ".join(f"{function}=..." for function in functions[:given])
+        functions_by_place = sum(map(callable, args[len(by_place) :]))
+        if callable(extra) and functions_by_place <= len(functions):
+            named = ", ".join(f"{function}=..." for function in functions[:functions_by_place])
             return f"{name} takes {listed}; functions are given by name: {name}({named})"
         example = entry_of(owner, name)
         like = f", as in {example.advice}" if example is not None and example.here == name else ""

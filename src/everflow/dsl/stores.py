@@ -1,4 +1,4 @@
-"""What operators are given: `Materialized` wherever ``store=`` is taken, `Stores` for processors;
+"""What operators take: `Materialized` wherever ``store=`` is taken, `Stores` for processors;
 when results come, for ``KTable.suppress`` and ``emit_strategy`` (KIP-328, KIP-825).
 
 TopologyError, with the user's line and the cure, for what cannot be.
@@ -54,9 +54,9 @@ class Materialized(Telling, metaclass=FittingClass):
 
     def __post_init__(self) -> None:
         for option in ("retention", "history"):
-            given = getattr(self, option)
-            if given is not None:
-                checked_ms(given, f"Materialized({self.name!r}): {option}", 1)
+            duration = getattr(self, option)
+            if duration is not None:
+                checked_ms(duration, f"Materialized({self.name!r}): {option}", 1)
         for option in ("caching", "logging", "in_memory"):
             if not isinstance(getattr(self, option), bool):
                 raise self._refused(f"{option} is True or False, found {getattr(self, option)!r}")
@@ -89,17 +89,17 @@ Store = str | Materialized
 """What is asked for with ``store=``: its name, or that with options."""
 
 
-def kept_for(given: Materialized | None, least_ms: int) -> int:
+def kept_for(options: Materialized | None, least_ms: int) -> int:
     """The retention of windows or sessions that need ``least_ms``; TopologyError for less."""
-    if given is None or given.retention is None:
+    if options is None or options.retention is None:
         return least_ms
-    if given.retention_ms < least_ms:
+    if options.retention_ms < least_ms:
         raise TopologyError(
-            f"store {given.name!r} keeps its windows for {given.retention_ms} ms, and they take "
-            f"records for {least_ms} ms; write Materialized({given.name!r}, "
+            f"store {options.name!r} keeps its windows for {options.retention_ms} ms, and they "
+            f"take records for {least_ms} ms; write Materialized({options.name!r}, "
             f"retention='{least_ms} ms') or more, or a shorter grace"
         )
-    return given.retention_ms
+    return options.retention_ms
 
 
 def materialized(node: StatefulNode, options: Mapping[str, Materialized]) -> StatefulNode:
@@ -107,10 +107,10 @@ def materialized(node: StatefulNode, options: Mapping[str, Materialized]) -> Sta
     if not any(found):
         return node
     stores = tuple(
-        spec if given is None else _stored(spec, given)
-        for spec, given in zip(node.stores, found, strict=True)
+        spec if one is None else _stored(spec, one)
+        for spec, one in zip(node.stores, found, strict=True)
     )
-    if not all(given is None or given.caching for given in found):
+    if not all(one is None or one.caching for one in found):
         if not hasattr(node.operator, "emit_every_update"):
             raise TopologyError(
                 f"caching=False is for operators that give results by key, and {node.label} gives "
@@ -120,34 +120,34 @@ def materialized(node: StatefulNode, options: Mapping[str, Materialized]) -> Sta
     return replace(node, stores=stores)
 
 
-def kept_globally(spec: StoreSpec, given: Materialized | None) -> StoreSpec:
+def kept_globally(spec: StoreSpec, options: Materialized | None) -> StoreSpec:
     """TopologyError for options that a global table has not."""
-    if given is None:
+    if options is None:
         return spec
-    if given != Materialized(given.name, in_memory=given.in_memory):
+    if options != Materialized(options.name, in_memory=options.in_memory):
         raise TopologyError(
             f"a global table has its topic for a changelog, and gives no results: of Materialized "
-            f"it takes in_memory= only, Materialized({given.name!r}, in_memory=True)",
+            f"it takes in_memory= only, Materialized({options.name!r}, in_memory=True)",
         )
-    return replace(spec, in_memory=given.in_memory)
+    return replace(spec, in_memory=options.in_memory)
 
 
-def _stored(spec: StoreSpec, given: Materialized) -> StoreSpec:
-    if given.retention is not None and spec.retention_ms != given.retention_ms:
+def _stored(spec: StoreSpec, options: Materialized) -> StoreSpec:
+    if options.retention is not None and spec.retention_ms != options.retention_ms:
         raise TopologyError(
             f"retention= is how long windows and sessions are kept, and store {spec.name!r} has "
             "none of its own to choose; leave it out"
         )
-    if given.history is not None and not spec.versioned:
+    if options.history is not None and not spec.versioned:
         raise TopologyError(
             f"history= is of tables, in the call that makes one: table(..., "
             f"store=Materialized({spec.name!r}, history='1 hour')), or to_table; leave it out"
         )
     return replace(
         spec,
-        logging=given.logging,
-        topic_config=MappingProxyType(dict(given.topic_config)),
-        in_memory=given.in_memory,
+        logging=options.logging,
+        topic_config=MappingProxyType(dict(options.topic_config)),
+        in_memory=options.in_memory,
     )
 
 
@@ -238,18 +238,18 @@ class Stores(Telling, metaclass=FittingClass):
 
 
 def _made(
-    kind: str, given: dict[str, Any], kept_ms: int | None, size_ms: int | None = None
+    kind: str, arguments: dict[str, Any], kept_ms: int | None, size_ms: int | None = None
 ) -> StoreSpec:
-    check_name("store", given["name"])
+    check_name("store", arguments["name"])
     return StoreSpec(
-        name=given["name"],
+        name=arguments["name"],
         kind=kind,
-        key_serde=checked_serde(given["key"], "key", f"Stores.{kind}"),
-        value_serde=checked_serde(given["value"], "value", f"Stores.{kind}"),
+        key_serde=checked_serde(arguments["key"], "key", f"Stores.{kind}"),
+        value_serde=checked_serde(arguments["value"], "value", f"Stores.{kind}"),
         retention_ms=kept_ms,
         window_size_ms=size_ms,
-        logging=bool(given["logging"]),
-        in_memory=bool(given["in_memory"]),
+        logging=bool(arguments["logging"]),
+        in_memory=bool(arguments["in_memory"]),
         where=user_line(),
     )
 
@@ -273,12 +273,12 @@ class BufferConfig(Telling, metaclass=FittingClass):
 
     @staticmethod
     def max_records(count: int) -> BufferConfig:
-        """At most ``count`` keys in a task; the oldest is given early."""
+        """At most ``count`` keys in a task; the oldest is emitted early."""
         return BufferConfig().with_max_records(count)
 
     @staticmethod
     def max_bytes(count: int) -> BufferConfig:
-        """At most ``count`` bytes of keys and values in a task, and 8 a key; the oldest is given
+        """At most ``count`` bytes of keys and values in a task, and 8 a key; the oldest is emitted
         early."""
         return BufferConfig().with_max_bytes(count)
 
@@ -291,8 +291,8 @@ class BufferConfig(Telling, metaclass=FittingClass):
         return BufferConfig(replace(self.bounds, bytes=_positive(count, "max_bytes")))
 
     def emit_early_when_full(self) -> BufferConfig:
-        """The oldest entry is given before its time; not for windows, whose result would not be the
-        final one."""
+        """The oldest entry is emitted before its time; not for windows, whose result would not be
+        the final one."""
         return BufferConfig(replace(self.bounds, stops=False))
 
     def shut_down_when_full(self) -> BufferConfig:
@@ -300,7 +300,7 @@ class BufferConfig(Telling, metaclass=FittingClass):
         return BufferConfig(replace(self.bounds, stops=True))
 
     def with_no_bound(self) -> BufferConfig:
-        """The same, with room for as much as there is."""
+        """The same, for as much as there is."""
         return BufferConfig()
 
 
@@ -327,8 +327,8 @@ class Suppressed(Telling, metaclass=FittingClass):
 
     @staticmethod
     def until_time_limit(limit: Duration, buffer: BufferConfig | None = None) -> Suppressed:
-        """The last update of each key, ``limit`` (stream time) after the first that was held
-        back."""
+        """The last update of each key, ``limit`` (stream time) after the first that was
+        buffered."""
         wait_ms = checked_ms(limit, "a time limit")
         return Suppressed(wait_ms, BufferConfig() if buffer is None else buffer)
 
@@ -337,7 +337,7 @@ class Suppressed(Telling, metaclass=FittingClass):
 class EmitStrategy(Telling, metaclass=FittingClass):
     """When windows give results (KIP-825): ``windowed.emit_strategy(...)``.
 
-    ``final``: not each update; then ``early`` says what else is given than the final result.
+    ``final``: not each update; then ``early`` says what else is emitted than the final result.
     """
 
     final: bool = False
@@ -362,7 +362,7 @@ class EmitStrategy(Telling, metaclass=FittingClass):
         """Early results and the final one: with every ``amount``-th record that a window takes
         (``every(100)``), or when stream time is ``amount`` behind the first record that was not
         shown (``every("10 seconds")``); and what was not shown when the window closes. No result is
-        given twice, and none depends on where a micro-batch was cut."""
+        emitted twice, and none depends on where a micro-batch was cut."""
         if isinstance(amount, int) and not isinstance(amount, bool):
             return EmitStrategy(True, EarlyResults(records=_positive(amount, "every")))
         cure = "; write EmitStrategy.every('10 seconds'), or every(100) for a number of records"

@@ -38,8 +38,8 @@ from everflow.dsl.lowering.aggregation import (
     GroupedTable,
     Member,
     Windows,
+    aggregate_fields,
     check_aggregates,
-    given_fields,
     grouped_table,
 )
 from everflow.dsl.lowering.processors import ProcessorCall, Supplier, Transformer, deduplicated
@@ -141,8 +141,8 @@ class KStream(_StreamOrTable):
         """New key and value: ``map(key=Column, value=Column)``, a Column ``struct<key, value>``, or
         a function that returns ``(key, value)`` with ``returns=(key type, value type)``. A grouping
         behind it repartitions. Headers stay."""
-        for part, given in (("key", key), ("value", value)):
-            checked_column(given, part, "map")
+        for part, column in (("key", key), ("value", value)):
+            checked_column(column, part, "map")
         return KStream(stateless.mapped(self._stream, mapper, (key, value), returns, name))
 
     @builder_call
@@ -157,7 +157,7 @@ class KStream(_StreamOrTable):
         """A new value under the same key: a Column, ``field=Column`` arguments (a struct), or a
         function with ``returns=``.
 
-        Fields called ``name`` and ``returns`` are told from the options by being Columns.
+        Fields called ``name`` and ``returns`` differ from the options by being Columns.
         Headers stay.
         """
         node_name, returns, fields = fields_from_options(name, returns, fields)
@@ -395,9 +395,9 @@ class KStream(_StreamOrTable):
         is_global = isinstance(table, GlobalKTable)
         return KStream(joins.looked_up(call, table._stream, is_global, on, **options))
 
-    def _joined(self, kind: JoinKind, given: dict[str, Any]) -> KStream:
-        call, options = joins.JoinCall.of(self._stream, kind, given)
-        other, on = given["other"], given.get("on")
+    def _joined(self, kind: JoinKind, arguments: dict[str, Any]) -> KStream:
+        call, options = joins.JoinCall.of(self._stream, kind, arguments)
+        other, on = arguments["other"], arguments.get("on")
         if isinstance(other, GlobalKTable):
             return KStream(joins.joined_with_global(call, other._stream, on, **options))
         if on is not None:
@@ -462,7 +462,7 @@ class KStream(_StreamOrTable):
         stores: Iterable[StoreSpec | str] = (),
         name: str | None = None,
     ) -> KStream:
-        """As `process`, of processors that keep the key of the record they were given, so that
+        """As `process`, of processors that keep the key of the record they received, so that
         nothing behind has to be repartitioned; ``returns`` is the type of the value. A clock's call
         cannot forward here: it has no record. Headers are those that are forwarded."""
         call = ProcessorCall("process_values", processor, stores, name)
@@ -797,9 +797,9 @@ class KTable(_StreamOrTable):
         """As `join`, headers included, for the keys of either table; a missing side is null."""
         return self._joined(JoinKind.OUTER, locals())
 
-    def _joined(self, kind: JoinKind, given: dict[str, Any]) -> KTable:
-        call, _ = joins.JoinCall.of(self._stream, kind, given)
-        other, on = given["other"], given.get("on")
+    def _joined(self, kind: JoinKind, arguments: dict[str, Any]) -> KTable:
+        call, _ = joins.JoinCall.of(self._stream, kind, arguments)
+        other, on = arguments["other"], arguments.get("on")
         if not isinstance(other, KTable):
             raise TopologyError(
                 f"{call.operator} of a table takes a table, found {other!r}; a stream is enriched "
@@ -816,7 +816,7 @@ class KTable(_StreamOrTable):
         """Holds updates back: until windows close, ``suppress(Suppressed.until_window_closes(),
         store="final")``, or for some time, ``Suppressed.until_time_limit("1 minute")``.
 
-        ``store``: keeps what is held back. Stream time advances with records only: the last windows
+        ``store``: keeps what is buffered. Stream time advances with records only: the last windows
         wait for the next record, of any key, in the same partition.
         Headers are those of the update.
         """
@@ -937,10 +937,10 @@ class _Groups(Telling):
             self._group, self._windows, operator, store, name, emit=self._emit, ttl_ms=ttl_ms
         )
 
-    def _aggregate(self, given: dict[str, Any]) -> KTable:
+    def _aggregate(self, arguments: dict[str, Any]) -> KTable:
         functions = ("initializer", "aggregator", "merger")
-        fields, options = given_fields(
-            given, ("store", *functions, "returns", "value", "name", "ttl")
+        fields, options = aggregate_fields(
+            arguments, ("store", *functions, "returns", "value", "name", "ttl")
         )
         check_aggregates(fields, options)
         store, name, ttl = (options[key] for key in ("store", "name", "ttl"))
@@ -1074,9 +1074,11 @@ class _Cogroups(Telling):
         self._members, self._windows = members, windows
         self.graph = members[0][0].graph
 
-    def _aggregated(self, given: dict[str, Any]) -> KTable:
-        union, store, name = CogroupedStreams(self._members), given["store"], given["name"]
-        return KTable(Aggregation(union, self._windows, "aggregate", store, name).functions(given))
+    def _aggregated(self, arguments: dict[str, Any]) -> KTable:
+        union, store, name = CogroupedStreams(self._members), arguments["store"], arguments["name"]
+        return KTable(
+            Aggregation(union, self._windows, "aggregate", store, name).functions(arguments)
+        )
 
 
 class _OneAggregator(_Cogroups):
@@ -1215,7 +1217,9 @@ class KGroupedTable(Telling):
         function deletes. A field may be called like an option. Headers are those of the change.
         """
         functions = ("initializer", "adder", "subtractor")
-        fields, options = given_fields(locals(), ("store", "name", *functions, "returns", "value"))
+        fields, options = aggregate_fields(
+            locals(), ("store", "name", *functions, "returns", "value")
+        )
         if any(options[one] is not None for one in functions) == bool(fields):
             raise TopologyError(
                 "aggregate of a grouped table takes either built-ins, e.g. n=agg.count(), or "

@@ -47,7 +47,7 @@ from everflow.topology.graph import (
     TimestampExtractor,
 )
 from everflow.topology.program import Topology
-from everflow.travel.parcel import Inert, in_worker
+from everflow.travel.pickled_objects import Inert, in_worker
 from everflow.windows import Duration, checked_ms
 
 Timestamp = TimestampExtractor | type[TimestampExtractor] | Expression
@@ -230,20 +230,20 @@ class StreamsBuilder(Telling):
             return self.graph.build()
 
     def _source(
-        self, operator: str, topics: tuple[str, ...], name: str | None, given: dict[str, Any]
+        self, operator: str, topics: tuple[str, ...], name: str | None, arguments: dict[str, Any]
     ) -> tuple[str, Edge]:
         if not topics:
             raise TopologyError(f"{operator} needs at least one topic")
-        reset = reset_of(given["offset_reset"])
-        key_serde, value_serde = _serdes(operator, given["key"], given["value"])
+        reset = reset_of(arguments["offset_reset"])
+        key_serde, value_serde = _serdes(operator, arguments["key"], arguments["value"])
         edge = Edge.of(key_serde, value_serde)
-        pattern = given.get("topics")
+        pattern = arguments.get("topics")
         reading = Reading(
             offset_reset=reset,
-            timestamp=time_of(given["timestamp"], edge, operator),
+            timestamp=time_of(arguments["timestamp"], edge, operator),
             pattern=pattern if isinstance(pattern, re.Pattern) else None,
-            idle_ms=idle_ms_of(given["idle_advance"], operator),
-            partitioner=key_partitioner_of(given["partitioner"], operator),
+            idle_ms=idle_ms_of(arguments["idle_advance"], operator),
+            partitioner=key_partitioner_of(arguments["partitioner"], operator),
         )
         node_name = self.graph.node_name(name, "KSTREAM-SOURCE-")
         node = SourceNode(node_name, (), edge.type, topics, key_serde, value_serde, reading=reading)
@@ -260,52 +260,52 @@ def _serdes(operator: str, key: object | None, value: object | None) -> tuple[Se
     )
 
 
-def _topics(given: object) -> tuple[str, ...]:
-    if isinstance(given, str):
-        return (given,)
-    if isinstance(given, re.Pattern):
-        if not isinstance(given.pattern, str) or not given.pattern:
+def _topics(topics: object) -> tuple[str, ...]:
+    if isinstance(topics, str):
+        return (topics,)
+    if isinstance(topics, re.Pattern):
+        if not isinstance(topics.pattern, str) or not topics.pattern:
             raise TopologyError(
-                f"stream takes a pattern of text, re.compile('orders-.*'), found {given!r}"
+                f"stream takes a pattern of text, re.compile('orders-.*'), found {topics!r}"
             )
-        return (given.pattern,)
-    if isinstance(given, Iterable) and not isinstance(given, bytes | Mapping):
-        return tuple(given)
-    raise TopologyError(f"stream takes the name of a topic or a list of names, found {given!r}")
+        return (topics.pattern,)
+    if isinstance(topics, Iterable) and not isinstance(topics, bytes | Mapping):
+        return tuple(topics)
+    raise TopologyError(f"stream takes the name of a topic or a list of names, found {topics!r}")
 
 
 # --- how topics are read: the keywords of sources -------------------------------------------------
 
 
-def time_of(given: object, edge: Edge, operator: str) -> TimestampExtractor | ColumnExpr | None:
-    """``given`` checked; None stays None. TopologyError with the cure for anything else."""
-    if given is None:
+def time_of(timestamp: object, edge: Edge, operator: str) -> TimestampExtractor | ColumnExpr | None:
+    """``timestamp`` checked; None stays None. TopologyError with the cure for anything else."""
+    if timestamp is None:
         return None
-    if isinstance(given, str) and given in EXTRACTORS:
-        given = EXTRACTORS[given]
-    if isinstance(given, type) and issubclass(given, TimestampExtractor):
-        given = given()
-    if isinstance(given, TimestampExtractor):
-        return given
+    if isinstance(timestamp, str) and timestamp in EXTRACTORS:
+        timestamp = EXTRACTORS[timestamp]
+    if isinstance(timestamp, type) and issubclass(timestamp, TimestampExtractor):
+        timestamp = timestamp()
+    if isinstance(timestamp, TimestampExtractor):
+        return timestamp
     part = f"{operator}: timestamp"
-    if is_column(given, part):
-        return _column_time(given, edge, part)
-    assert callable(given)
-    count = required_parameters(given)
+    if is_column(timestamp, part):
+        return _column_time(timestamp, edge, part)
+    assert callable(timestamp)
+    count = required_parameters(timestamp)
     if count is None or 1 <= count <= 4:
-        return TimeFunction(given, 1 if count is None else count)
+        return TimeFunction(timestamp, 1 if count is None else count)
     raise TopologyError(
         f"{part} calls its function with (value), (key, value), (key, value, record) or (key, "
-        f"value, record, partition_time); {function_name(given)} takes {count} arguments"
+        f"value, record, partition_time); {function_name(timestamp)} takes {count} arguments"
     )
 
 
-def idle_ms_of(given: Duration | None, operator: str) -> int | None:
+def idle_ms_of(idle_advance: Duration | None, operator: str) -> int | None:
     """``idle_advance`` in ms; None stays None. TopologyError for less than a second."""
-    if given is None:
+    if idle_advance is None:
         return None
     cure = "; records are that long on their way: write for example idle_advance='30 seconds'"
-    return checked_ms(given, f"{operator}: idle_advance", 1_000, cure)
+    return checked_ms(idle_advance, f"{operator}: idle_advance", 1_000, cure)
 
 
 def _column_time(column: Column, edge: Edge, part: str) -> ColumnExpr:
@@ -329,13 +329,13 @@ def _column_time(column: Column, edge: Edge, part: str) -> ColumnExpr:
     )
 
 
-def reset_of(given: object) -> str | None:
-    """``given`` as ``auto.offset.reset`` has it; None stays None."""
-    if given is None:
+def reset_of(reset: object) -> str | None:
+    """``reset`` as ``auto.offset.reset`` has it; None stays None."""
+    if reset is None:
         return None
-    if isinstance(given, timedelta):
-        given = f"{BY_DURATION}PT{given.total_seconds():f}S"
-    problem = offset_reset(given)
+    if isinstance(reset, timedelta):
+        reset = f"{BY_DURATION}PT{reset.total_seconds():f}S"
+    problem = offset_reset(reset)
     if problem is not None:
-        raise TopologyError(f"offset_reset = {given!r} {problem}")
-    return str(given)
+        raise TopologyError(f"offset_reset = {reset!r} {problem}")
+    return str(reset)

@@ -692,7 +692,7 @@ class ClusterPorts:
         return len(fenced)
 
     def check(self) -> None:
-        self._directory.require_held()
+        self._directory.require_locked()
         self._gate.require_reachable()
         self._keeper.turn()
         self._spare.trim_if_due()

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from everflow.clock import on_thread
+from everflow.config import EXACTLY_ONCE_V2
 from everflow.errors import FatalError, SetupError
-from everflow.protocol.messages import EXACTLY_ONCE_V2, BatchId, WorkerClients
+from everflow.protocol.messages import BatchId, WorkerClients
 from everflow.records import MemberMetadata, Offsets, TaskId, TopicPartition
 from everflow.sockets import (
     TooLargeError,

@@ -78,7 +78,7 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
 from everflow.stop_signals import owned
 from everflow.topology.program import Topology, checked_topology
-from everflow.travel.parcel import InertInstance, in_worker
+from everflow.travel.pickled_objects import InertInstance, in_worker
 from everflow.windows import Duration, duration_ms
 
 log = logging.getLogger("everflow")

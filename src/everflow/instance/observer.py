@@ -66,7 +66,7 @@ from everflow.observe.page.routes import (
 )
 from everflow.observe.page.view import with_rates
 from everflow.records import Offsets, TaskId, TopicPartition
-from everflow.topology.describe import drawing_json, roads
+from everflow.topology.describe import drawing_json, execution_paths
 from everflow.topology.plan import plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
@@ -488,7 +488,7 @@ def subject_of(
 ) -> Observation:
     """As far as it is known before the cluster was looked at."""
     planned = plan(topology, cut(topology).index_of, config.application_id)
-    counted = Counter(road.road for road in roads(planned))
+    counted = Counter(path.kind for path in execution_paths(planned))
     return Observation(
         application_id=config.application_id,
         client_id=client_id(config, process_id),

@@ -32,7 +32,7 @@ from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying, waiting
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.graph import Graph, SourceNode, extractor_named
-from everflow.topology.idle_sources import require_room, room_for_layouts
+from everflow.topology.idle_sources import bytes_for_layouts, require_metadata_fits
 from everflow.topology.patterns import TopicGrowth, pattern_sources, with_topics
 from everflow.topology.plan import PhysicalPlan, emitting_every_update, plan, with_default_extractor
 from everflow.topology.program import Topology
@@ -80,7 +80,7 @@ def prepare_cluster(
             "The pattern %s matches %s", source.reading.pattern.pattern, some(source.topics, 12)
         )
     topology = with_default_extractor(topology, extractor_named(config.default_timestamp_extractor))
-    require_room(topology)
+    require_metadata_fits(topology)
     # 3. Fence earlier processes on this folder: open transactions hide offsets (D6).
     _fence_recorded(config, directory, clock, stop)
     topics, deadline = ClusterTopics(admin, config), Deadline(clock, config.task_timeout_ms)
@@ -259,7 +259,7 @@ class ClusterTopics:
         found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed]
         kept = layouts_to_keep(self._config.application_id, topology, found)
         topics = topics_in(found).get("repartition", frozenset()).union(repartition)
-        room = room_for_layouts(topology)
+        room = bytes_for_layouts(topology)
         text = to_text(beside_topics(kept, topics), room) or to_text(kept, room)
         if kept and not text:
             log.warning(

@@ -12,7 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.operators.user_code import written_bytes
-from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult, valid
+from everflow.records import (
+    LATE,
+    ByteColumn,
+    EdgeBatch,
+    Int32,
+    Int64,
+    StoreChanges,
+    TasksResult,
+    valid,
+)
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder, decode_present, matrix_from_binary, rest
 from everflow.serdes.windowed import (
@@ -75,7 +84,7 @@ class KeyedOperator(TableOperator):
                 dropped["negative-timestamp"] = negative
             is_open = window.is_open(starts, running[at])
             if not is_open.all():
-                dropped["late"] = int(len(starts) - np.count_nonzero(is_open))
+                dropped[LATE] = int(len(starts) - np.count_nonzero(is_open))
                 at, starts = at[is_open], starts[is_open]
             rows, owners = rows[at], owners[at]
         if len(rows) != len(batch) or window is not None:
@@ -186,7 +195,7 @@ class KeyedRows(NamedTuple):
 
 
 def grouped(
-    given: KeyedRows,
+    keyed: KeyedRows,
     window: TimeWindows | None,
     stream_times: dict[int, int],
     dropped: dict[str, int],
@@ -194,8 +203,8 @@ def grouped(
     by_key: bool = True,
 ) -> Groups:
     """``by_key``: a task's groups are in the order of their keys, else in that of their arrival."""
-    codes, unique, starts = _codes(given.keys, given.starts, window)
-    codes, found, members = by_task(codes, given.owners)
+    codes, unique, starts = _codes(keyed.keys, keyed.starts, window)
+    codes, found, members = by_task(codes, keyed.owners)
     if found is not None:
         unique = unique.take(found)
         starts = None if starts is None else starts[found]
@@ -210,7 +219,7 @@ def grouped(
     last = np.empty(len(order), np.int64)
     last[codes] = np.arange(len(codes))  # the last assignment wins
     return Groups(
-        rows=given.rows,
+        rows=keyed.rows,
         codes=codes,
         keys=unique.take(order).to_pylist(),
         last=last,
@@ -388,7 +397,7 @@ def _codes(
     )
 
 
-# --- entries of window stores, read by key and time, for operators that look for what is near -----
+# --- entries of window stores, read by key and time, for operators that need what is near ---------
 
 
 def extent(codes: Int64, count: int, first: Int64, last: Int64) -> tuple[Int64, Int64]:

@@ -38,7 +38,7 @@ from everflow.topology.graph import Inputs, TableOperator
 
 _COUNT = struct.Struct(">Q")
 _BOOK = struct.Struct(">QQQ")
-_HELD, _TIME_OF, _BOOKED = DueIndex(b"\x00", signed=True), b"\x01", b"\x02"
+_BUFFERED, _TIME_OF, _BOOKED = DueIndex(b"\x00", signed=True), b"\x01", b"\x02"
 _DELETION, _VALUE, _WITH_HEADERS = b"\x00", b"\x01", b"\x02"
 
 
@@ -57,7 +57,7 @@ class BufferBounds:
         )
 
     @property
-    def given(self) -> bool:
+    def limited(self) -> bool:
         return self.records is not None or self.bytes is not None
 
 
@@ -73,8 +73,8 @@ class EarlyResults:
 @dataclass(frozen=True, kw_only=True)
 class SuppressSpec(TableOperator):
     """The last update of each key, once stream time is ``wait_ms`` behind the entry's time: the end
-    of its window (``by_window``; deletions are dropped), else the time of the first update that was
-    held back. ``by_start``: of sessions with equal ends the one that began first is out first.
+    of its window (``by_window``; deletions are dropped), else the time of the first buffered
+    update. ``by_start``: of sessions with equal ends the one that began first is out first.
 
     ``early``: windows also show what they are before they close; at the close only what is new.
 
@@ -96,7 +96,7 @@ class SuppressSpec(TableOperator):
     early: EarlyResults | None = None
 
     @property
-    def held_ms(self) -> int:
+    def delay_ms(self) -> int:
         """The delay of stream time behind an entry's place when it is emitted (ms)."""
         return self.wait_ms if self.early is None else 0
 
@@ -119,7 +119,7 @@ class SuppressSpec(TableOperator):
             if self.by_window or self.early is not None
             else batch.timestamp
         )
-        after, given = dict(inputs.stream_times), list[_Given]()
+        after, emitted = dict(inputs.stream_times), list[_Emitted]()
         changes: dict[int, list[StoreChanges]] = {}
         for partition, mine in rows_by_task(batch.partition):
             buffer = self._buffer(inputs, partition, inputs.stream_times[partition])
@@ -127,27 +127,27 @@ class SuppressSpec(TableOperator):
             for row in mine.tolist():
                 entry = _Entry(row, values[row], int(batch.timestamp[row]), headers[row], 0)
                 updates.append(_Update(keys[row], int(times[row]), entry))
-            given += buffer.take(updates)
+            emitted += buffer.take(updates)
             after[partition], changes[partition] = buffer.stream_time, buffer.changes()
-        return TasksResult(self._shown(batch, given), changes, after, {})
+        return TasksResult(self._shown(batch, emitted), changes, after, {})
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
-        given, changes = list[_Given](), dict[int, list[StoreChanges]]()
+        emitted, changes = list[_Emitted](), dict[int, list[StoreChanges]]()
         for row, partition in enumerate(ticks.partition.tolist()):
             buffer = self._buffer(inputs, partition, int(ticks.timestamp[row]))
-            given += buffer.passed(row)
+            emitted += buffer.passed(row)
             changes[partition] = buffer.changes()
-        return TasksResult(self._shown(ticks, given), changes, {}, {})
+        return TasksResult(self._shown(ticks, emitted), changes, {}, {})
 
     def _buffer(self, inputs: Inputs, partition: int, stream_time: int) -> _Buffer:
         view = inputs.stores[partition][self.store]
         return _Buffer(spec=self, view=view, stream_time=stream_time)
 
-    def _shown(self, batch: EdgeBatch, given: list[_Given]) -> EdgeBatch:
-        given.sort(key=lambda one: one.by)  # stable: one record's are in order already
-        stored = [one for one in given if one.entry.row < 0]
+    def _shown(self, batch: EdgeBatch, emitted: list[_Emitted]) -> EdgeBatch:
+        emitted.sort(key=lambda one: one.by)  # stable: one record's are in order already
+        stored = [one for one in emitted if one.entry.row < 0]
         place = iter(range(len(batch), len(batch) + len(stored)))
-        rows = [next(place) if one.entry.row < 0 else one.entry.row for one in given]
+        rows = [next(place) if one.entry.row < 0 else one.entry.row for one in emitted]
         columns = beside_stored(
             batch,
             StoredRecords(
@@ -159,16 +159,16 @@ class SuppressSpec(TableOperator):
             self.value_serde,
             np.array(rows, np.int64),
         )
-        shown = batch.take(np.array([one.by for one in given], np.int64))
+        shown = batch.take(np.array([one.by for one in emitted], np.int64))
         shown = shown.with_columns(columns.key, columns.value)
-        shown.timestamp = np.array([one.entry.time for one in given], np.int64)
+        shown.timestamp = np.array([one.entry.time for one in emitted], np.int64)
         if not self.headers_of_last:
             shown.headers = columns.headers
         return shown
 
 
 class _Entry(NamedTuple):
-    """What is held back of a key: the row of the update, or -1 if it is from before the batch, its
+    """What is buffered of a key: the row of the update, or -1 if it is from before the batch, its
     value bytes, time (ms) and headers; its ``place``, the time by which it goes; how many updates
     it stands for."""
 
@@ -188,7 +188,7 @@ class _Update(NamedTuple):
     entry: _Entry
 
 
-class _Given(NamedTuple):
+class _Emitted(NamedTuple):
     by: int
     key: bytes
     entry: _Entry
@@ -196,27 +196,27 @@ class _Given(NamedTuple):
 
 @dataclass(kw_only=True)
 class _Buffer:
-    """A task's buffer during a batch. ``held``: by key; ``before``: the places of the stored ones
-    that were looked at. ``count``, ``size``: entries and bytes of the whole buffer, where it is
+    """A task's buffer during a batch. ``buffered``: by key; ``before``: the places of the stored
+    ones that were read. ``count``, ``size``: entries and bytes of the whole buffer, where it is
     bounded; ``booked``: what is stored of them."""
 
     spec: SuppressSpec
     view: StoreView
     stream_time: int
-    held: dict[bytes, _Entry] = field(default_factory=dict)
+    buffered: dict[bytes, _Entry] = field(default_factory=dict)
     before: dict[bytes, int] = field(default_factory=dict)
     count: int = 0
     size: int = 0
     booked: bytes | None = None
 
     def __post_init__(self) -> None:
-        self.queue = DueQueue(index=_HELD, view=self.view, by_tail=self.spec.by_start)
+        self.queue = DueQueue(index=_BUFFERED, view=self.view, by_tail=self.spec.by_start)
 
-    def take(self, updates: list[_Update]) -> Iterator[_Given]:
+    def take(self, updates: list[_Update]) -> Iterator[_Emitted]:
         self._load(updates)
         for key, goes_by, entry in updates:
             self.stream_time = max(self.stream_time, entry.time)
-            known, by = self.held.get(key), entry.row
+            known, by = self.buffered.get(key), entry.row
             if known is None:
                 place, updated = self.spec.place_of(goes_by, self.stream_time), 1
                 self.queue.put(place, key)
@@ -224,7 +224,7 @@ class _Buffer:
             else:
                 place, updated = known.place, known.updates + 1
                 self.size -= _size(key, known)
-            self.held[key] = _Entry(by, entry.value, entry.time, entry.headers, place, updated)
+            self.buffered[key] = _Entry(by, entry.value, entry.time, entry.headers, place, updated)
             self.size += _size(key, entry)
             yield from self._due(by)
             early = self.spec.early
@@ -235,35 +235,35 @@ class _Buffer:
                     raise self._full()
                 yield from self._first_out(by)
 
-    def passed(self, by: int) -> Iterator[_Given]:
+    def passed(self, by: int) -> Iterator[_Emitted]:
         self._load([])
         yield from self._due(by)
 
-    def _due(self, by: int) -> Iterator[_Given]:
-        while due := self.queue.pop(self.stream_time - self.spec.held_ms):
+    def _due(self, by: int) -> Iterator[_Emitted]:
+        while due := self.queue.pop(self.stream_time - self.spec.delay_ms):
             yield from self._out(*due, by)
 
     def changes(self) -> list[StoreChanges]:
         made, more, index = Changes(), 0, not self.spec.by_window
         for key, place in self.before.items():
-            entry = self.held.get(key)
+            entry = self.buffered.get(key)
             if entry is None or entry.place != place:
-                made.add(_HELD.key(place, key), None, self.stream_time)
+                made.add(_BUFFERED.key(place, key), None, self.stream_time)
                 more -= 1
             if entry is None and index:
                 made.add(_TIME_OF + key, None, self.stream_time)
                 more -= 1
-        for key, entry in self.held.items():
+        for key, entry in self.buffered.items():
             if entry.row < 0:
                 continue
             value = _packed(entry)
             if self.spec.early is not None:
                 value = _COUNT.pack(entry.updates) + value
-            made.add(_HELD.key(entry.place, key), value, entry.time)
+            made.add(_BUFFERED.key(entry.place, key), value, entry.time)
             if self.before.get(key) != entry.place:
                 more += 1
                 if index:
-                    made.add(_TIME_OF + key, _HELD.time_bytes(entry.place), entry.time)
+                    made.add(_TIME_OF + key, _BUFFERED.time_bytes(entry.place), entry.time)
                     more += key not in self.before
         book = self._book(more)
         if book != self.booked:
@@ -271,7 +271,7 @@ class _Buffer:
         return made.of(self.spec.store)
 
     def _book(self, more: int) -> bytes | None:
-        if not self.spec.bounds.given or not self.count:
+        if not self.spec.bounds.limited or not self.count:
             return None
         entries = self.view.entries() + more + (self.booked is None)
         return _BOOK.pack(self.count, self.size, entries)
@@ -280,26 +280,26 @@ class _Buffer:
         keys = sorted({update.key for update in updates})
         self._load_book()
         latest = max([self.stream_time, *(update.entry.time for update in updates)])
-        self._keep(self.queue.load(latest - self.spec.held_ms))
+        self._keep(self.queue.load(latest - self.spec.delay_ms))
         if self.spec.by_window:
             place_of = {update.key: update.goes_by for update in updates}
-            looked_up = [_HELD.key(place_of[key], key) for key in keys]
+            stored_keys = [_BUFFERED.key(place_of[key], key) for key in keys]
         else:
             times = self.view.get_many([_TIME_OF + key for key in keys])
-            looked_up = [
-                _HELD.prefix + unpack_value(time)[1] + key
+            stored_keys = [
+                _BUFFERED.prefix + unpack_value(time)[1] + key
                 for key, time in zip(keys, times, strict=True)
                 if time is not None
             ]
-        found = zip(looked_up, self.view.get_many(looked_up), strict=True)
+        found = zip(stored_keys, self.view.get_many(stored_keys), strict=True)
         there = [(key, entry) for key, entry in found if entry is not None]
         for key, _ in self._keep(there):
-            self.queue.put(_HELD.time_of(key), _HELD.rest_of(key))
+            self.queue.put(_BUFFERED.time_of(key), _BUFFERED.rest_of(key))
 
     def _load_book(self) -> None:
         (stored,) = self.view.get_many([_BOOKED])
         self.booked = None if stored is None else unpack_value(stored)[1]
-        if not self.spec.bounds.given:
+        if not self.spec.bounds.limited:
             return
         if self.booked is not None:
             self.count, self.size, entries = _BOOK.unpack(self.booked)
@@ -310,19 +310,19 @@ class _Buffer:
     def _count(self) -> None:
         """Reads a buffer once that has no count yet, or that others have changed since."""
         self.count = self.size = 0
-        for stored_key, stored in _HELD.stored(self.view, None):
+        for stored_key, stored in _BUFFERED.stored(self.view, None):
             self.count += 1
-            self.size += _size(_HELD.rest_of(stored_key), self._entry(0, stored))
+            self.size += _size(_BUFFERED.rest_of(stored_key), self._entry(0, stored))
 
     def _keep(self, entries: Iterable[Entry]) -> list[Entry]:
         kept = []
         for stored_key, stored in entries:
-            place, key = _HELD.time_of(stored_key), _HELD.rest_of(stored_key)
+            place, key = _BUFFERED.time_of(stored_key), _BUFFERED.rest_of(stored_key)
             if key in self.before:
                 continue
             kept.append((stored_key, stored))
             self.before[key] = place
-            self.held[key] = self._entry(place, stored)
+            self.buffered[key] = self._entry(place, stored)
         return kept
 
     def _entry(self, place: int, stored: bytes) -> _Entry:
@@ -332,7 +332,7 @@ class _Buffer:
         (updates,) = _COUNT.unpack_from(data)
         return _unpacked(place, time, data[_COUNT.size :])._replace(updates=updates)
 
-    def _first_out(self, by: int) -> Iterator[_Given]:
+    def _first_out(self, by: int) -> Iterator[_Emitted]:
         while (read := self.queue.read_on()) is not None:
             self._keep([read])
         if due := self.queue.pop():
@@ -340,16 +340,16 @@ class _Buffer:
         else:  # what was booked is more than there is
             self.count = self.size = 0
 
-    def _out(self, place: int, key: bytes, by: int) -> Iterator[_Given]:
+    def _out(self, place: int, key: bytes, by: int) -> Iterator[_Emitted]:
         """The entry goes, if still there; a result unless it is the deletion of a window."""
-        entry = self.held.get(key)
+        entry = self.buffered.get(key)
         if entry is None or entry.place != place:
             return
         self.count -= 1
         self.size -= _size(key, entry)
-        del self.held[key]
+        del self.buffered[key]
         if entry.value is not None or not self.spec.by_window:
-            yield _Given(by, key, entry)
+            yield _Emitted(by, key, entry)
 
     def _full(self) -> BufferFullError:
         bounds = self.spec.bounds

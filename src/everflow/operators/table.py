@@ -27,7 +27,7 @@ from everflow.operators.grouping import (
 from everflow.operators.joins.joined_table import JoinedTable, latest_when_put
 from everflow.operators.suppress import SuppressSpec
 from everflow.operators.user_code import written_alike, written_bytes
-from everflow.records import EdgeBatch, Int64, TasksResult, valid
+from everflow.records import LATE, EdgeBatch, Int64, TasksResult, valid
 from everflow.serdes import Serde
 from everflow.serdes.changed import changed_type
 from everflow.serdes.windowed import window_store_keys
@@ -113,7 +113,7 @@ class VersionedTableSpec(KeyedOperator):
         keys = written_bytes(self.key_serde, put.key, self.store, put)
         values = written_bytes(self.value_serde, put.value, self.store, put)
         changes = changes_by_task(self.store, put.partition, keys, values, put.timestamp)
-        dropped = {"null-key": len(batch) - len(keyed), "late": len(keyed) - len(rows)}
+        dropped = {"null-key": len(batch) - len(keyed), LATE: len(keyed) - len(rows)}
         return TasksResult(put, changes, after, dropped)
 
 
@@ -150,8 +150,8 @@ def with_old(op: StatefulOp, output: EdgeBatch, stores: Stores) -> EdgeBatch:
         table = operator.table
     else:
         table = JoinedTable(op.stores[0], operator.results, op.type.value)
-    held = table.before(output, stores)
-    return replace(output, old=output.with_columns(value=held.values))
+    before = table.before(output, stores)
+    return replace(output, old=output.with_columns(value=before.values))
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class DeduplicateSpec(TableOperator):
         late = times + self.grace_ms < running
         dropped = {
             "negative-timestamp": int(np.count_nonzero(known & negative)),
-            "late": int(np.count_nonzero(known & ~negative & late)),
+            LATE: int(np.count_nonzero(known & ~negative & late)),
         }
         rows = np.flatnonzero(known & ~negative & ~late)
         keys = written_bytes(self.key_serde, ids.take(rows), self.store, batch, rows)

@@ -1,7 +1,7 @@
 """Time to live: entries of a table that stream time has left behind are taken out (note 030).
 
 An entry lives until stream time has reached its own time and ``ttl_ms``. The store ``<store>-ttl``,
-whose keys begin with a time not later than the entry's end, says which to look at.
+whose keys begin with a time not later than the entry's end, says which to check.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from everflow.operators.due_index import Changes, DueIndex, DueQueue
 from everflow.operators.grouping import AroundTable, Flags, stream_times
 from everflow.operators.table import TableSpec
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult, valid
+from everflow.records import LATE, EdgeBatch, Int64, StoreChanges, TasksResult, valid
 from everflow.state.changelog import TIMESTAMP_BYTES, pack_value
 from everflow.state.store import OverlayView
 from everflow.topology.batches import appended, concat
 from everflow.topology.graph import Inputs
 
 ENDS = DueIndex(signed=True)
-"""The index: the times at which entries are looked at, and their keys."""
+"""The index: the times at which entries are checked, and their keys."""
 _Inner = AggregateSpec | PythonAggregateSpec | TableSpec
 
 
@@ -96,7 +96,7 @@ class TimeToLiveSpec(AroundTable):
 @dataclass
 class _Task:
     """One task's records, in parts: a part ends where an entry ends that has a record in it.
-    ``times``: of the entries that are there; ``queue``: when to look at them; ``top``: the store
+    ``times``: of the entries that are there; ``queue``: when to check them; ``top``: the store
     with what has changed; ``seen``: keys of the part."""
 
     spec: TimeToLiveSpec
@@ -110,7 +110,7 @@ class _Task:
     written: dict[bytes, tuple[bytes | None, int]] = field(default_factory=dict)
     part: list[int] = field(default_factory=list)
     seen: set[bytes] = field(default_factory=set)
-    given: list[EdgeBatch] = field(default_factory=list)
+    outputs: list[EdgeBatch] = field(default_factory=list)
     ended: list[tuple[int, int, bytes, int]] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
 
@@ -163,7 +163,7 @@ class _Task:
             if counts:
                 self._end(row, now)
                 if not self._takes(key, time, now + 1 - ttl_ms, there):
-                    self.dropped["late"] = self.dropped.get("late", 0) + 1
+                    self.dropped[LATE] = self.dropped.get(LATE, 0) + 1
                     continue
                 self.seen.add(key)
             self.part.append(row)
@@ -184,20 +184,20 @@ class _Task:
 
     def _end(self, row: int, now: int) -> None:
         while due := self.queue.pop(now):
-            looked_at, key = due
+            due_time, key = due
             if key in self.seen:
                 self._flush()
             time = self.times.get(key)
             if time is None:
                 continue
             end = time + self.spec.ttl_ms
-            if end > looked_at:  # it moved: also if that is over, others may end before
+            if end > due_time:  # it moved: also if that is over, others may end before
                 self.queue.put(end, key)
                 continue
             del self.times[key]
             self.top.put(key, None)
             self.written[key] = (None, end)
-            self.ended.append((len(self.given), row, key, end))
+            self.ended.append((len(self.outputs), row, key, end))
 
     def _takes(self, key: bytes, time: int, oldest: int, there: bool) -> bool:
         """True if a record is taken; one before ``oldest`` begins no entry."""
@@ -219,9 +219,9 @@ class _Task:
         self._begin(key, time if known is None else max(time, known), known is None)
         return True
 
-    def _begin(self, key: bytes, time: int, look: bool) -> None:
+    def _begin(self, key: bytes, time: int, scheduled: bool) -> None:
         self.times[key] = time
-        if look:
+        if scheduled:
             self.queue.put(time + self.spec.ttl_ms, key)
 
     def _flush(self) -> None:
@@ -231,7 +231,7 @@ class _Task:
             done = self.inner.run(Inputs((some,), views, {self.partition: self.stream_time}))
             self.stream_time = done.stream_times[self.partition]
             self._remember(done.changes.get(self.partition, []))
-            self.given.append(done.output)
+            self.outputs.append(done.output)
             for reason, count in done.dropped.items():
                 self.dropped[reason] = self.dropped.get(reason, 0) + count
         self.part, self.seen = [], set()
@@ -260,8 +260,8 @@ class _Task:
         changes = Changes()
         for key, (value, time) in written.items():
             changes.add(key, value, time)
-        looked = sorted({ENDS.key(*one) for one in self.queue if one.rest in self.times})
-        listed = changes.of(self.spec.store) + _index_changes(due, looked).of(self.spec.index)
+        checks = sorted({ENDS.key(*one) for one in self.queue if one.rest in self.times})
+        listed = changes.of(self.spec.store) + _index_changes(due, checks).of(self.spec.index)
         return TasksResult(
             self._output(stored), {self.partition: listed}, {self.partition: after}, self.dropped
         )
@@ -276,9 +276,9 @@ class _Task:
             pa.nulls(len(rows), self.spec.result),
         )
         ends.timestamp = np.array([end for *_, end in self.ended], np.int64)
-        output = appended([ends, *self.given])
+        output = appended([ends, *self.outputs])
         parts = [np.array([part for part, *_ in self.ended], np.int64)]
-        parts += [np.full(len(one), at) for at, one in enumerate(self.given)]
+        parts += [np.full(len(one), at) for at, one in enumerate(self.outputs)]
         is_result = np.arange(len(output)) >= len(rows)
         order = np.lexsort((is_result, output.seq, np.concatenate(parts)))
         output, is_result = output.take(order), is_result[order]

@@ -25,7 +25,7 @@ class UserFunctionError(EverflowError):
     Attributes: ``source`` (index of the input topic in the plan), ``partition`` and ``offset`` of
     the record; ``node``: which of several processors that run together, None for one alone.
     ``call``: of a clock, in which it failed, and ``function``, the method with its line: then no
-    record is at fault. ``together``: the function was given several records at once, of which the
+    record is at fault. ``together``: the function got several records at once, of which the
     last is named. ``others``: those of further records that cannot be written, in order.
     """
 
@@ -89,7 +89,7 @@ def failure_at(
 
 
 MOST_FOUND = 64
-"""Rows that are looked for at once: of a batch that fails as a whole each is a search."""
+"""Rows that are searched for at once: of a batch that fails as a whole each is a search."""
 
 
 def failing_rows(

@@ -22,9 +22,6 @@ KAFKA_STREAMS_VERSIONS = (1, 2)
 KAFKA_STREAMS_HEAD = 12
 """Characters of the version and the time behind it, nine bytes."""
 
-AT_LEAST_ONCE = "at_least_once"
-EXACTLY_ONCE_V2 = "exactly_once_v2"
-
 COMMITTED = "committed"
 ABORTED = "aborted"
 FAILED = "failed"

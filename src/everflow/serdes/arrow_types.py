@@ -199,10 +199,10 @@ def mismatch_of(value: Any, type_: pa.DataType) -> TypeMismatch | None:
 
 def _parts(value: Any, type_: pa.DataType) -> Iterator[TypeMismatch | None]:
     if pa.types.is_struct(type_):
-        given = value._asdict() if hasattr(value, "_asdict") else value
-        if isinstance(given, dict):
+        fields = value._asdict() if hasattr(value, "_asdict") else value
+        if isinstance(fields, dict):
             for field in type_:
-                found = mismatch_of(given.get(field.name), field.type)
+                found = mismatch_of(fields.get(field.name), field.type)
                 yield found and found.below(field_step(field.name))
     elif pa.types.is_map(type_):
         pairs = list(value.items()) if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""What a serde is, its error, and the two Arrow moves all fixed-width serdes share."""
+"""What a serde is, its error, and the two Arrow steps all fixed-width serdes share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SerdeError(EverflowError, code="EF-SERDE"):
     """A value cannot be written or bytes cannot be read.
 
     Attributes:
-        index: row of the first bad value in the array that was given; None for a scalar.
+        index: row of the first bad value in the array; None for a scalar.
     """
 
     def __init__(self, message: str, *, index: int | None = None) -> None:

@@ -86,34 +86,34 @@ def _each(one: Callable[[Any], Any], values: Collection[Any]) -> list[Any]:
     return done
 
 
-def is_serde(given: object) -> bool:
-    """True if ``given`` has what a serde needs at least."""
-    return not isinstance(given, type) and all(hasattr(given, name) for name in NEEDED)
+def is_serde(candidate: object) -> bool:
+    """True if ``candidate`` has what a serde needs at least."""
+    return not isinstance(candidate, type) and all(hasattr(candidate, name) for name in NEEDED)
 
 
-def adopted(given: Any) -> Serde:
-    """``given``, for which `is_serde` is true, as a whole serde. SerdeError for a ``type`` that is
-    none."""
-    if hasattr(given, "encode_array") and hasattr(given, "decode_array"):
-        return given  # type: ignore[no-any-return]
-    return ByRecord(given, arrow_type(given.type))
+def adopted(candidate: Any) -> Serde:
+    """``candidate``, for which `is_serde` is true, as a whole serde. SerdeError for a ``type`` that
+    is none."""
+    if hasattr(candidate, "encode_array") and hasattr(candidate, "decode_array"):
+        return candidate  # type: ignore[no-any-return]
+    return ByRecord(candidate, arrow_type(candidate.type))
 
 
-def no_serde(given: object, names: Collection[str]) -> str | None:
-    """Why ``given`` is no serde, and the cure; None for a serde. ``names``: everflow's own makers
-    of serdes."""
-    if is_serde(given):
+def no_serde(candidate: object, names: Collection[str]) -> str | None:
+    """Why ``candidate`` is no serde, and the cure; None for a serde. ``names``: everflow's own
+    makers of serdes."""
+    if is_serde(candidate):
         return None
-    if isinstance(given, str):
-        text = f"serdes.{given}()" if given in names else f"serdes.json({given!r})"
+    if isinstance(candidate, str):
+        text = f"serdes.{candidate}()" if candidate in names else f"serdes.json({candidate!r})"
         return f"is not a serde; write for example {text}"
-    if inspect.isfunction(given) and given.__module__ == "everflow.serdes":
-        return f"is not a serde; write for example serdes.{given.__name__}()"
-    if not any(hasattr(given, name) for name in ("encode", "decode", *_JAVA)):
+    if inspect.isfunction(candidate) and candidate.__module__ == "everflow.serdes":
+        return f"is not a serde; write for example serdes.{candidate.__name__}()"
+    if not any(hasattr(candidate, name) for name in ("encode", "decode", *_JAVA)):
         return f"is not a serde; {_EXAMPLE}"
-    if isinstance(given, type):
-        return f"is a class; give an object of it: {given.__name__}()"
-    lacks = [name for name in NEEDED if not hasattr(given, name)]
+    if isinstance(candidate, type):
+        return f"is a class; give an object of it: {candidate.__name__}()"
+    lacks = [name for name in NEEDED if not hasattr(candidate, name)]
     return (
         f"is not a whole serde: it lacks {', '.join(lacks)}. It needs encode(value) -> bytes, "
         "decode(bytes) -> value and type, the type of what decode gives: pyarrow's, or text such "

@@ -29,7 +29,7 @@ _Texts = Callable[[pa.Array], pa.Array]
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _FEW = 400
 """Up to this number of rows, columns are no faster than one by one."""
-_LOOKED_AT = 32
+_CHECKED_AT_ONCE = 32
 """From this number of values on, one search of their columns for NaN is faster than one each."""
 _COLUMN_BYTES, _OBJECT_BYTES = 4_000_000, 1_000_000
 """Bytes of large values that are written at once, in columns and by value: as objects they take up
@@ -117,7 +117,7 @@ def write_columns(values: pa.Array) -> pa.Array:
 
 
 def _by_value(values: pa.Array) -> pa.Array:
-    written = _row_writer(values.type, len(values) >= _LOOKED_AT and _all_finite(values))
+    written = _row_writer(values.type, len(values) >= _CHECKED_AT_ONCE and _all_finite(values))
     # of 2,048 values at once each takes three times as long: their memory is no more at hand
     return _in_chunks(
         values,

@@ -207,8 +207,8 @@ class _Rows(NamedTuple):
     def variable(self) -> _Entries:
         """As `constant`, of form 1: the n-th entries of all lists at a time, or else one by one."""
         counts = self._ints(self.begins + 1)
-        room = self.ends - self.begins - 1 - _INT
-        self.require((counts >= 0) & (counts * _INT <= room), "room for its entries")
+        most = self.ends - self.begins - 1 - _INT
+        self.require((counts >= 0) & (counts * _INT <= most), "room for its entries")
         firsts = starts(counts)
         if int(counts.max(initial=0)) * _WALKED_BELOW > firsts[-1]:
             return self._walked(counts)

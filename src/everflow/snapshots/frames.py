@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from everflow.config import StreamsConfig
 from everflow.snapshots.logged_stores import logged_stores
 from everflow.snapshots.points import At
-from everflow.snapshots.snapshot import Rows, room, write_parquet
+from everflow.snapshots.snapshot import Rows, scratch_folder, write_parquet
 from everflow.snapshots.state_reader import StateReader, reading
 from everflow.spark.session import require_local, session
 from everflow.topology.program import Topology
@@ -103,7 +103,7 @@ def to_dataframe(rows: Rows, spark: SparkSession | None, folder: Path | None) ->
     """All rows, written below ``folder`` (None: TMPDIR) and kept there until this process ends."""
     active = spark or session()
     require_local(str(active.sparkContext.master))  # whose tasks see this disk
-    with room(folder, kept=True) as home:
+    with scratch_folder(folder, kept=True) as home:
         write_parquet(rows, home / "rows")
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     return active.read.parquet(str(home / "rows"))

@@ -29,7 +29,7 @@ class LoggedStore:
 
 @dataclass(frozen=True)
 class LoggedStores:
-    """The stores of a topology. Picklable, as a parcel is."""
+    """The stores of a topology. Picklable, as `PickledObjects` are."""
 
     found: Mapping[str, LoggedStore | NoChangelogError]
     """By name; where there is no changelog, what to raise for it."""

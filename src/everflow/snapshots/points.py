@@ -1,4 +1,4 @@
-"""Where in its changelog a store is looked at: its end, a time, or offsets. Pure.
+"""Where in its changelog a store is read: its end, a time, or offsets. Pure.
 
 A changelog's records have the times of the records that made them. So a time is a place in the log:
 the first record of that time or later, as of ``kafka-consumer-groups --to-datetime``.

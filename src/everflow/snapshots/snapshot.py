@@ -27,7 +27,7 @@ PREFIX = "everflow-state-"
 
 
 @contextmanager
-def room(parent: Path | None, *, kept: bool = False) -> Iterator[Path]:
+def scratch_folder(parent: Path | None, *, kept: bool = False) -> Iterator[Path]:
     """An empty folder below ``parent`` (None: below TMPDIR), removed behind the block; with
     ``kept`` only where that fails. StateDiskError, with a word of where, for a disk that
     refuses."""
@@ -59,7 +59,7 @@ def batches(
     store: LmdbStore, columns: EntryColumns, partition: int, blame: Blame, lag: int | None = None
 ) -> Iterator[pa.RecordBatch]:
     """All that the store shows, in batches of a bounded size; every version of a versioned store.
-    One read for all of them: of a `room`'s store. EntryError."""
+    One read for all of them: of a `scratch_folder`'s store. EntryError."""
     with store.snapshot() as view:
         if columns.spec.versioned:
             versions = cast(VersionedSnapshot, view).every_version()

@@ -26,7 +26,7 @@ from everflow.retry import waiting
 from everflow.snapshots.entry_columns import EntryError, compared, pages
 from everflow.snapshots.logged_stores import LoggedStore
 from everflow.snapshots.points import At, Point, Span, before_all
-from everflow.snapshots.snapshot import Rows, batches, opened, room
+from everflow.snapshots.snapshot import Rows, batches, opened, scratch_folder
 from everflow.state.changelog import SUFFIX_BYTES
 from everflow.state.left_out import Chunk, KeptEntry, as_processed, unpacked
 from everflow.state.lmdb_store import LmdbStore
@@ -125,8 +125,8 @@ class LogParts:
 
 @dataclass(frozen=True)
 class PartReader:
-    """Reads parts of one store, each in a store of its own below ``folder``, which is a `room`. One
-    thread."""
+    """Reads parts of one store, each in a store of its own below ``folder``, a `scratch_folder`.
+    One thread."""
 
     store: LoggedStore
     reader: LogReader
@@ -261,7 +261,7 @@ class StateReader:
 
         def parts() -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
             folded = 0
-            with room(self.folder) as folder:
+            with scratch_folder(self.folder) as folder:
                 reader = PartReader(self.store, self.reader, folder)
                 for part in chosen.parts:
                     with reader.opened(part) as (found, records):

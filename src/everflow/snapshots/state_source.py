@@ -28,10 +28,10 @@ from everflow.errors import ConfigError, StatePointError, TopologyError
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.snapshots.logged_stores import LoggedStore, LoggedStores, logged_stores
 from everflow.snapshots.points import Point
-from everflow.snapshots.snapshot import room
+from everflow.snapshots.snapshot import scratch_folder
 from everflow.snapshots.state_reader import LogPart, LogParts, PartReader, compacted, reading
 from everflow.topology.program import Topology
-from everflow.travel.parcel import Parcel
+from everflow.travel.pickled_objects import PickledObjects
 
 OWN = ("store", "topology", "at", "diff.from", "diff.to", "folder")
 _REMOVED = ("key.serde", "value.serde", "kind", "changelog.topic", "retention.ms", "window.size.ms")
@@ -55,15 +55,18 @@ class SourceOptions:
     ) -> SourceOptions:
         """``settings``: of the registered source; ``registered``: with a program. ConfigError."""
         own = {name: options[name] for name in OWN if name in options}
-        given = {**settings, **{name: one for name, one in options.items() if name not in own}}
-        _refuse_unknown(given)
+        all_settings = {
+            **settings,
+            **{name: one for name, one in options.items() if name not in own},
+        }
+        _refuse_unknown(all_settings)
         store = _needed(own, "store", "as in the topology, e.g. .option('store', 'counts')")
         for name, what in (
             ("application.id", "it names the changelog"),
             ("bootstrap.servers", "host:port of a broker"),
         ):
-            if name.replace(".", "_") not in given:
-                _needed(given, name, what)
+            if name.replace(".", "_") not in all_settings:
+                _needed(all_settings, name, what)
         _require_one_program(own, registered)
         diff = None
         if "diff.from" in own or "diff.to" in own:
@@ -81,7 +84,7 @@ class SourceOptions:
                 raise StatePointError(f"The option {option}: {error}") from None
         return SourceOptions(
             store=store,
-            settings=given,
+            settings=all_settings,
             topology=own.get("topology"),
             at=own.get("at", "end"),
             diff=diff,
@@ -100,8 +103,8 @@ def _require_one_program(own: Mapping[str, str], registered: bool) -> None:
         raise ConfigError(f"Nothing says what the store's bytes are. {_CURE}.")
 
 
-def _needed(given: Mapping[str, Any], option: str, what: str) -> str:
-    found = str(given.get(option) or "")
+def _needed(options: Mapping[str, Any], option: str, what: str) -> str:
+    found = str(options.get(option) or "")
     if not found:
         raise ConfigError(f"The option {option} is missing: {what}.")
     return found
@@ -141,7 +144,7 @@ class EverflowStateSource(DataSource):
     each of them that is wrong is named by the error.
     """
 
-    _stores: ClassVar[Parcel | None] = None
+    _stores: ClassVar[PickledObjects | None] = None
     _settings: ClassVar[dict[str, Any]] = {}
 
     @classmethod
@@ -162,7 +165,7 @@ class EverflowStateSource(DataSource):
         """
         config = StreamsConfig(settings)
         stores = logged_stores(topology, config.application_id, config.optimization)
-        packed = Parcel.of(stores)
+        packed = PickledObjects.of(stores)
 
         class OfProgram(EverflowStateSource):
             _stores = packed
@@ -201,7 +204,7 @@ class EverflowStateSource(DataSource):
         difference = options.diff is not None
         columns = store.columns.difference_schema if difference else store.columns.schema
         return _StateSourceReader(
-            Parcel.of(store),
+            PickledObjects.of(store),
             dict(options.settings),
             options.folder,
             chosen,
@@ -213,7 +216,7 @@ class EverflowStateSource(DataSource):
 class _StateSourceReader(DataSourceReader):
     """``partitions`` runs beside the driver, ``read`` in the workers. Picklable."""
 
-    store: Parcel
+    store: PickledObjects
     settings: dict[str, Any]
     folder: Path | None
     chosen: LogParts
@@ -230,7 +233,7 @@ class _StateSourceReader(DataSourceReader):
         wanted = to_arrow_schema(self.spark_schema, timezone="UTC")
         consumer = StreamsConfig(self.settings).consumer()
         with (
-            room(self.folder) as home,
+            scratch_folder(self.folder) as home,
             LogReader(consumer, latest=True) as reader,
             PartReader(store, reader, home).opened(part) as (found, records),
         ):
@@ -240,7 +243,7 @@ class _StateSourceReader(DataSourceReader):
                 yield batch.cast(wanted)
 
 
-def _loaded(target: str, config: StreamsConfig) -> Parcel:
+def _loaded(target: str, config: StreamsConfig) -> PickledObjects:
     """The stores of ``MODULE:NAME``. What is wrong with the program is raised as what it was."""
     with tempfile.TemporaryDirectory(prefix="everflow-stores-") as folder:
         packed = Path(folder) / "stores"
@@ -251,7 +254,7 @@ def _loaded(target: str, config: StreamsConfig) -> Parcel:
                 f"The option topology: {target} was not loaded in {Path.cwd()}: {why}",
                 code="EF-PROGRAM",
             )
-        return Parcel(packed.read_bytes(), name="")
+        return PickledObjects(packed.read_bytes(), name="")
 
 
 def _run(arguments: list[str]) -> str | None:

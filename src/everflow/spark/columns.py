@@ -72,7 +72,7 @@ class _Service:
         self._prepared = 0
 
     def add(
-        self, projections: Sequence[tuple[Any, Any]], given: StructType, made: StructType
+        self, projections: Sequence[tuple[Any, Any]], input_type: StructType, made: StructType
     ) -> tuple[str, int]:
         expressions, inputs = self._jvm.java.util.ArrayList(), self._jvm.java.util.ArrayList()
         for project_list, attributes in projections:
@@ -80,11 +80,13 @@ class _Service:
             inputs.add(attributes)
         parse = self._session._jsparkSession.parseDataType
         self._prepared += 1
-        self._java.add(self._prepared, expressions, inputs, parse(given.json()), parse(made.json()))
+        self._java.add(
+            self._prepared, expressions, inputs, parse(input_type.json()), parse(made.json())
+        )
         return self.path, self._prepared
 
     def add_call(
-        self, given: StructType, made: StructType, binary_as_bytes: bool
+        self, input_type: StructType, made: StructType, binary_as_bytes: bool
     ) -> tuple[str, tuple[int, int]]:
         parse = self._session._jsparkSession.parseDataType
         self._prepared += 2
@@ -92,7 +94,7 @@ class _Service:
         kind = made if len(made) > 1 else made[0].dataType
         self._java.addCall(
             arguments,
-            parse(given.json()),
+            parse(input_type.json()),
             binary_as_bytes,
             results,
             parse(kind.json()),
@@ -241,10 +243,10 @@ def staged(frame: DataFrame) -> tuple[str, tuple[Stage, ...]]:
 class _Cut:
     """Collects stages. Projections wait until their result is needed: they go in one request."""
 
-    def __init__(self, session: SparkSession, given: StructType) -> None:
+    def __init__(self, session: SparkSession, input_type: StructType) -> None:
         self._session = session
         self._jvm: Any = session._jvm
-        self._given = given
+        self._input_type = input_type
         self.waiting: list[tuple[Any, Any]] = []
         """Expressions of projections, and the attributes that they read."""
         self.stages: list[Stage] = []
@@ -262,9 +264,9 @@ class _Cut:
             self.stages += picks
         else:
             service = _service(self._session)
-            self.path, number = service.add(self.waiting, self._given, made)
+            self.path, number = service.add(self.waiting, self._input_type, made)
             self.stages.append(Compute(number, _arrow(made)))
-        self._given, self.waiting = made, []
+        self._input_type, self.waiting = made, []
 
     def call(self, node: Any) -> None:
         """A plan node that calls functions, whose inputs stand behind the columns that it keeps."""
@@ -277,25 +279,27 @@ class _Cut:
         self.waiting.append((self._jvm.PythonUtils.toSeq(expressions), kept))
         self.compute()
         count = kept.size()
-        given = _struct([field.dataType for field in self._given.fields[count:]])
+        input_type = _struct([field.dataType for field in self._input_type.fields[count:]])
         made = _struct([_type(udf) for udf in _items(node.udfs())])
         settings = self._settings()
         pickled = None
         if node.nodeName() == "BatchEvalPython":
             as_bytes = settings.get("spark.sql.execution.pyspark.binaryAsBytes", "true") == "true"
-            self.path, pickled = _service(self._session).add_call(given, made, as_bytes)
+            self.path, pickled = _service(self._session).add_call(input_type, made, as_bytes)
         self.stages.append(
             Call(
                 eval_type=int(node.udfs().apply(0).evalType()),
                 chains=chains,
                 kept=count,
                 settings=settings,
-                given=given.json(),
+                input_type=input_type.json(),
                 made=_arrow(made),
                 pickled=pickled,
             )
         )
-        self._given = _struct([field.dataType for field in (*self._given.fields[:count], *made)])
+        self._input_type = _struct(
+            [field.dataType for field in (*self._input_type.fields[:count], *made)]
+        )
 
     def _settings(self) -> dict[str, str]:
         runner = self._jvm.org.apache.spark.sql.execution.python.ArrowPythonRunner

@@ -113,7 +113,7 @@ def keep(key: str | None, analysis: Analysis) -> None:
     file = _file(key)
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _make_room(file.parent)
+        _drop_oldest(file.parent)
         handle, name = tempfile.mkstemp(dir=file.parent)
         with os.fdopen(handle, "w") as out:
             json.dump(asdict(analysis), out)
@@ -124,7 +124,7 @@ def _file(key: str) -> Path:
     return cache_root() / "columns" / f"{key}.json"
 
 
-def _make_room(folder: Path) -> None:
+def _drop_oldest(folder: Path) -> None:
     files = list(folder.iterdir())
     if len(files) > MOST_KEPT:
         for file in sorted(files, key=lambda each: each.stat().st_mtime)[: len(files) // 2]:
@@ -312,7 +312,7 @@ _IN_SIGHT = frozenset(
     {"key", "value", "timestamp", "topic", "partition", "offset", "headers", "left", "right"}
 )
 _quiet = threading.RLock()
-"""Held while PySpark's loggers are disabled."""
+"""Locked while PySpark's loggers are disabled."""
 
 
 def analyse(
@@ -635,7 +635,7 @@ _KERNELS = {
     "StringTrim": "trim",
     "StringSplit": "split",
 }
-"""Catalyst's expressions that are a kernel of what they are given, and nothing else."""
+"""Catalyst's expressions that are a kernel of their arguments, and nothing else."""
 
 _SCALARS: Mapping[str, Callable[[str], Any]] = {
     "boolean": lambda text: text == "true",
@@ -753,16 +753,16 @@ class _Translation:
     def _updated(self, node: ExpressionNode, guard: int | None) -> _Struct:
         """``withField`` and ``dropFields``, in turn; a null struct stays null. Spark writes them
         out as a struct of all fields, which takes it seconds of a wide one."""
-        given = self._value(node.children[0], guard)
+        struct = self._value(node.children[0], guard)
         fields: list[tuple[str, _Value]]
         valid: int | None = None
-        if isinstance(given, int):
-            kind = self._builder.type_of(given)
-            fields = [(one.name, self._field(given, at)) for at, one in enumerate(kind)]
-            never_null = self._builder.never_null(given)
-            valid = None if never_null else self._null_test(given, wanted=True)
+        if isinstance(struct, int):
+            kind = self._builder.type_of(struct)
+            fields = [(one.name, self._field(struct, at)) for at, one in enumerate(kind)]
+            never_null = self._builder.never_null(struct)
+            valid = None if never_null else self._null_test(struct, wanted=True)
         else:
-            fields, valid = list(given.fields), given.valid
+            fields, valid = list(struct.fields), struct.valid
         within = guard if valid is None else self._both(guard, valid)
         for change in node.children[1:]:
             name = str(change.says["name"])
@@ -781,11 +781,11 @@ class _Translation:
                 raise NotInArrowError(_spoken(change.kind))
         return _Struct(tuple(fields), valid)
 
-    def _field(self, given: _Value, ordinal: int) -> _Value:
-        if isinstance(given, int):
-            return self._builder.call("field", given, parameter=ordinal)
-        value = given.fields[ordinal][1]
-        return value if given.valid is None else self._only_where(given.valid, value)
+    def _field(self, struct: _Value, ordinal: int) -> _Value:
+        if isinstance(struct, int):
+            return self._builder.call("field", struct, parameter=ordinal)
+        value = struct.fields[ordinal][1]
+        return value if struct.valid is None else self._only_where(struct.valid, value)
 
     def _only_where(self, live: int, value: _Value) -> _Value:
         if isinstance(value, int):
@@ -793,15 +793,15 @@ class _Translation:
         valid = live if value.valid is None else self._builder.all_of(live, value.valid)
         return _Struct(value.fields, valid)
 
-    def _null_test(self, given: _Value, wanted: bool) -> int:
+    def _null_test(self, value: _Value, wanted: bool) -> int:
         builder = self._builder
-        if isinstance(given, int):
-            if builder.never_null(given):
+        if isinstance(value, int):
+            if builder.never_null(value):
                 return builder.literal(wanted, pa.bool_())
-            return builder.call("is_valid" if wanted else "is_null", given)
-        if given.valid is None:
+            return builder.call("is_valid" if wanted else "is_null", value)
+        if value.valid is None:
             return builder.literal(wanted, pa.bool_())
-        return given.valid if wanted else builder.call("not", given.valid)
+        return value.valid if wanted else builder.call("not", value.valid)
 
     def _logic(self, node: ExpressionNode, guard: int | None) -> int:
         builder, conjunction = self._builder, node.kind == "And"
@@ -847,14 +847,14 @@ class _Translation:
 
     def _cast(self, node: ExpressionNode, guard: int | None) -> _Value:
         wanted = _arrow(node.says["dataType"])
-        (given,) = node.children
-        if _is_null(given):
+        (child,) = node.children
+        if _is_null(child):
             return self._builder.literal(None, wanted)
-        decimal = given.kind == "Literal" and str(given.says["dataType"]).startswith("decimal(")
+        decimal = child.kind == "Literal" and str(child.says["dataType"]).startswith("decimal(")
         if decimal and pa.types.is_float64(wanted):
             # As Java does: the nearest number.
-            return self._builder.literal(float(Decimal(given.says["value"])), wanted)
-        return self._as(self._value(given, guard), wanted, guard)
+            return self._builder.literal(float(Decimal(child.says["value"])), wanted)
+        return self._as(self._value(child, guard), wanted, guard)
 
     def _as(self, value: _Value, wanted: pa.DataType, guard: int | None) -> _Value:
         """A struct field by field, where that cannot fail: none is computed under a null struct."""
@@ -865,7 +865,7 @@ class _Translation:
         if not pa.types.is_struct(wanted) or wanted.num_fields != len(value.fields):
             raise NotInArrowError(f"cast of a struct as {wanted}")
         pairs = zip(value.fields, wanted, strict=True)
-        fields = [(one.name, self._as(given, one.type, value.valid)) for (_, given), one in pairs]
+        fields = [(one.name, self._as(part, one.type, value.valid)) for (_, part), one in pairs]
         return _Struct(tuple(fields), value.valid)
 
 

@@ -38,7 +38,7 @@ log = logging.getLogger("everflow.spark")
 
 OURS = "mdc.everflow"
 """A local property of everflow's jobs: who runs them tells what fails."""
-_looked_at: WeakSet[SparkContext] = WeakSet()
+_prepared: WeakSet[SparkContext] = WeakSet()
 _LEVELS = {
     "org.apache.spark.scheduler.TaskSetManager": "OFF",
     "org.apache.spark.api.python.PythonWorkerFactory": "ERROR",
@@ -87,8 +87,8 @@ def adopt(running: SparkContext) -> SparkContext | None:
             "the same process: restart it (in a notebook: restart the kernel)."
         ) from None
     require_local(str(running.master))
-    if running not in _looked_at:
-        _looked_at.add(running)
+    if running not in _prepared:
+        _prepared.add(running)
         hush_py4j()
         _hush(running)
         hush_accumulators(running)
@@ -152,7 +152,7 @@ def wanted_settings(
         key: str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in (conf or {}).items()
     }
-    given = {
+    arguments = {
         "spark.app.name": app_name,
         "spark.master": None if slots is None else f"local[{slots},1]",
     }
@@ -160,7 +160,7 @@ def wanted_settings(
         raise SetupError(
             f"slots is {slots}: at least one task has to run, and each stream thread keeps one."
         )
-    for key, value in given.items():
+    for key, value in arguments.items():
         if value is not None and found.setdefault(key, value) != value:
             raise SetupError(
                 f"conf has {key}={found[key]}, the arguments of session() say {value}: leave one "
@@ -434,7 +434,7 @@ def _start(
     ):
         context = SparkContext(conf=settings)
         context.setLogLevel("ERROR")
-        _looked_at.add(context)  # what its JVM says goes to the log file, all of it
+        _prepared.add(context)  # what its JVM says goes to the log file, all of it
         hush_accumulators(context)
         # By one call: ``getConf().getAll()`` asks the JVM some hundred times.
         lines = context._conf.toDebugString().splitlines()

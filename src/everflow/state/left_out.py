@@ -124,19 +124,19 @@ def as_processed(
         return chunk
     (keys, values), offsets = written, chunk.offsets.tolist()
     last = {key: at for key, at in zip(keys, offsets, strict=True) if key in ahead}
-    given = {
+    corrected = {
         key: one
         for key, one in ahead.items()
         if last.get(key, -1) <= one.offset and (key in last or one.offset < chunk.next_position)
     }
-    rows = [row for row, key in enumerate(keys) if key not in given]
+    rows = [row for row, key in enumerate(keys) if key not in corrected]
     return CorrectedChunk(
-        keys=[*(keys[row] for row in rows), *given],
-        values=[*(values[row] for row in rows), *(one.value for one in given.values())],
+        keys=[*(keys[row] for row in rows), *corrected],
+        values=[*(values[row] for row in rows), *(one.value for one in corrected.values())],
         timestamps=np.concatenate(
-            [chunk.timestamps[rows], np.array([one.time for one in given.values()], np.int64)]
+            [chunk.timestamps[rows], np.array([one.time for one in corrected.values()], np.int64)]
         ),
-        offsets=np.array([*(offsets[row] for row in rows), *([-1] * len(given))], np.int64),
+        offsets=np.array([*(offsets[row] for row in rows), *([-1] * len(corrected))], np.int64),
         next_position=chunk.next_position,
         records=chunk.records,
     )

@@ -15,7 +15,7 @@ What LMDB demands and this module keeps (D4, failure scenario 18):
   only a crash of the operating system may lose or tear them, which the task directory detects by
   the boot id.
 - LMDB makes its lock file as one hole and writes into it through a mapping: on a full disk that
-  ends the process (SIGBUS), so the file's room is taken beforehand. Data is written with pwrite:
+  ends the process (SIGBUS), so the file's space is reserved first. Data is written with pwrite:
   there a full disk is an error.
 """
 
@@ -39,7 +39,7 @@ READERS_MAX = 510
 READERS_LEAVE_S = 30.0
 CLOSE_WAIT_S = 2.0
 LOCK_FILE_BYTES = 40 << 10
-"""Room for READERS_MAX slots of 64 bytes and the head."""
+"""Space for READERS_MAX slots of 64 bytes and the head."""
 DATA_FILE = "data.mdb"
 FLUSH_MARKER = "flush-each-commit"
 """A file of this name in the folder makes every process flush at commit (``state.sync=commit``)."""
@@ -164,7 +164,7 @@ class StoreEnvironment:
         of them closes it. Idempotent."""
         if (
             self._pid != os.getpid()
-        ):  # inherited: the readers stayed behind, and the locks may be held for ever
+        ):  # inherited: the readers stayed behind, and the locks may stay for ever
             self._env.close()
             return
         with self._writing, self._gate:
@@ -236,7 +236,7 @@ class StoreEnvironment:
 
 
 def _map_bytes(path: Path, least: int) -> int:
-    """Room for what is there and more: LMDB's own map of a larger file ends where the file does,
+    """Space for what is there and more: LMDB's own map of a larger file ends where the file does,
     and each store that was opened anew would run its next write twice."""
     try:
         there = (path / DATA_FILE).stat().st_size
@@ -248,7 +248,7 @@ def _map_bytes(path: Path, least: int) -> int:
 
 
 def _allocate_lock_file(path: Path) -> None:
-    """Reserve a new environment's lock file (not on macOS); OSError if there is no room."""
+    """Reserve a new environment's lock file (not on macOS); OSError if there is no space."""
     if not hasattr(os, "posix_fallocate"):
         return
     name = path / "lock.mdb"

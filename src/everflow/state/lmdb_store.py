@@ -482,7 +482,7 @@ def _open_files(
             f"the files of the store in {path} cannot be read: {error}"
         ) from error
     except lmdb.Error as error:
-        if kind is None and not (path / "data.mdb").exists():  # removed since it was looked for
+        if kind is None and not (path / "data.mdb").exists():  # removed since it was searched for
             raise StoreMismatchError(gone) from error
         raise
 

@@ -211,7 +211,7 @@ class StoreView(Protocol):
 
     def entries(self) -> int:
         """About how many there are: those that have expired may be counted as long as they take
-        room. Reads none."""
+        space. Reads none."""
 
     def range(
         self, start: bytes | None, end: bytes | None, *, reverse: bool = False
@@ -408,7 +408,7 @@ class InMemoryVersions(InMemoryStore):
         self._history_ms = spec.retention_ms
         self._versions: dict[bytes, History] = {}
         self._awaited: dict[bytes, int] = {}
-        """When to look at a key: its entry of `_expiring` that counts."""
+        """When to check a key: its entry of `_expiring` that counts."""
         self.stream_time = -1
 
     def latest_many(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | None] | None]:

@@ -111,8 +111,8 @@ class StoreSnapshot(StoreView):
         if not self._one:
             time = changelog.expiry_time(key, self.meta.kind)
             segment = time // (self.meta.segment_ms or SEGMENT_MS_MIN)
-            for slot, held in self.meta.segments.items():
-                if held == segment and time > self.meta.expired_ms:
+            for slot, number in self.meta.segments.items():
+                if number == segment and time > self.meta.expired_ms:
                     database = self._databases[slot]
                     break
             else:
@@ -224,7 +224,7 @@ class StoreSnapshot(StoreView):
                         unsure.add(at)
                     elif (known := found[at]) is None or known[0] < key[1:]:
                         found[at] = key[1:], cursor.value()
-        for at in unsure:  # among keys that it takes more than a look to tell apart
+        for at in unsure:  # among keys that one comparison does not distinguish
             found[at] = next(self.range(*bounds[at], reverse=True), None)
         return found
 

@@ -1,13 +1,13 @@
 """The state folder of one instance: who owns it, which stores lie where, which may be trusted.
 
     <state.dir>/<application.id>/
-        .lock                    held by the running process (fcntl; its content is the pid)
+        .lock                    locked by the running process (fcntl; its content is the pid)
         process-metadata         JSON: process id, transactional ids, boot id, clean close, ...
                                  (`ProcessMetadata`)
         input-topics             JSON: the ids of the topics that the application read here last
         <task>/<store>-<n>/      one LMDB store; a rebuild goes to n + 1, as a cached environment
                                  would write into the removed file (failure scenario 18)
-        .removed/                tasks that were given up, until `sweep` has deleted them
+        .removed/                tasks that were released, until `sweep` has deleted them
         .loaded/                 global tables that Spark loads; nothing of it lasts over a start
 
 Stores in memory have the same layout elsewhere, see `disk`; they are here from `open` to
@@ -48,8 +48,8 @@ _REMOVED = ".removed"
 _LOADED = ".loaded"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-_held: dict[Path, int] = {}
-_held_guard = threading.Lock()
+_lock_holders: dict[Path, int] = {}
+_lock_guard = threading.Lock()
 """Folders that this process (by pid) has locked: fcntl locks do not exclude a second holder in one
 process."""
 
@@ -80,7 +80,7 @@ def system_boot_id() -> str:
 
 
 class StateDirectory:
-    """The folder of one application and instance, held exclusively from `open` until `close`. The
+    """The folder of one application and instance, locked exclusively from `open` until `close`. The
     driver's only; workers get paths of stores. One call at a time on one task."""
 
     def __init__(
@@ -266,7 +266,7 @@ class StateDirectory:
             finally:
                 _release(self.path, self._lock)
 
-    def require_held(self) -> None:
+    def require_locked(self) -> None:
         """StateDiskError if the folder was deleted or replaced since `open`: our lock is then on a
         file that nobody sees, and another process may take the folder for its own. Quick; often."""
         lost = self._lost()
@@ -298,7 +298,7 @@ class StateDirectory:
         """Release the folder; stores in memory are gone. Idempotent.
 
         ``clean``: flush every store first, against power cuts; only when no worker applies changes
-        any more. A folder that is not ours any more (`require_held`) stays as it is.
+        any more. A folder that is not ours any more (`require_locked`) stays as it is.
         StateDiskError, and released, if the close cannot be noted.
         """
         if self._closed:
@@ -373,10 +373,10 @@ def _distrust_all(path: Path) -> None:
 
 
 def _acquire(path: Path) -> IO[str]:
-    with _held_guard:
-        if _held.get(path) == os.getpid():
+    with _lock_guard:
+        if _lock_holders.get(path) == os.getpid():
             raise _locked(path, str(os.getpid()))
-        lock = open(path / _LOCK, "a+")  # noqa: SIM115  # held until `close`
+        lock = open(path / _LOCK, "a+")  # noqa: SIM115  # open until `close`
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -387,15 +387,15 @@ def _acquire(path: Path) -> IO[str]:
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
-        _held[path] = os.getpid()
+        _lock_holders[path] = os.getpid()
         return lock
 
 
 def _release(path: Path, lock: IO[str]) -> None:
-    with _held_guard:
+    with _lock_guard:
         lock.close()
-        if _held.get(path) == os.getpid():
-            del _held[path]
+        if _lock_holders.get(path) == os.getpid():
+            del _lock_holders[path]
 
 
 def _locked(path: Path, pid: str) -> StateLockedError:

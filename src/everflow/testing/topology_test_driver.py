@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from everflow.clock import in_utc
 from everflow.columns.key_partitions import MURMUR2, java_partitions
+from everflow.config import EXACTLY_ONCE_V2
 from everflow.dsl.expressions import checked_serde
 from everflow.dsl.lowering.stateless import key_partitioner_of
 from everflow.errors import TopologyError, naming_the_line
@@ -388,7 +389,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             batch_id="test.0.0",
             thread=0,
             attempt=0,
-            guarantee="exactly_once_v2",
+            guarantee=EXACTLY_ONCE_V2,
             transactional_id="",
             wall_clock_ms=self._wall_clock_ms,
             gate="",

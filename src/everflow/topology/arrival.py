@@ -193,8 +193,8 @@ def _before(
     children: Mapping[str, list[str]], first: str, second: str, otherwise: bool = True
 ) -> bool:
     """``otherwise``: the answer where no record reaches both."""
-    given = {name for names in children.values() for name in names}
-    for root in [name for name in children if name not in given]:
+    behind = {name for names in children.values() for name in names}
+    for root in [name for name in children if name not in behind]:
         order = _order(children, root)
         if first in order and second in order:
             return order.index(first) < order.index(second)
@@ -262,12 +262,12 @@ def require_direct(graph: Graph) -> None:
     for name, group in together(graph).items():
         node = graph.node(name)
         _, others = ways_to(graph, node, group)
-        for given in (*others, *node.inputs[1:]):
-            behind = graph.before(given) & set(group)
+        for input_name in (*others, *node.inputs[1:]):
+            behind = graph.before(input_name) & set(group)
             if behind:
                 raise TopologyError(
                     f"{name} shares a store with {sorted(behind)[0]} and reads its results through "
-                    f"{given}: both run record by record, and what lies between takes a whole "
+                    f"{input_name}: both run record by record, and what lies between takes a whole "
                     "batch; do that in one of the two processors, or give them stores of their own",
                     where=node.where,
                 )
@@ -278,8 +278,8 @@ def _results_of(graph: Graph, name: str, group: Collection[str]) -> Iterator[Lin
     if name in group:
         yield Link(name, None)
     elif isinstance(node, MergeNode):
-        for given in node.inputs:
-            yield from _results_of(graph, given, group)
+        for each in node.inputs:
+            yield from _results_of(graph, each, group)
     elif isinstance(node, ProjectNode) and node.label == CHILD and node.inputs[0] in group:
         parent: Any = graph.node(node.inputs[0])  # a processor
         number = parent.operator.children.index(node.name.removeprefix(f"{parent.name}-"))

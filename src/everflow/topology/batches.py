@@ -132,8 +132,8 @@ class KnownResults:
 
     _by_slot: dict[int, tuple[EdgeBatch, Made]] = field(default_factory=dict)
 
-    def keep(self, slot: int, given: EdgeBatch, made: Made) -> None:
-        self._by_slot[slot] = given, made
+    def keep(self, slot: int, batch: EdgeBatch, made: Made) -> None:
+        self._by_slot[slot] = batch, made
 
     def of(self, slot: int, asked: EdgeBatch) -> tuple[Int64, Made]:
         """The rows of ``asked`` whose results are known, and these, with their rows in ``asked``. A
@@ -142,17 +142,17 @@ class KnownResults:
         none = nothing, Made(nothing, asked.key.slice(0, 0), asked.value.slice(0, 0))
         if slot not in self._by_slot:
             return none
-        given, made = self._by_slot[slot]
-        mine, theirs = _common(given, asked)
+        known, made = self._by_slot[slot]
+        mine, theirs = _common(known, asked)
         if not len(mine) or len(mine) != len(theirs):
             return none
-        before, now = given.take(mine), asked.take(theirs)
+        before, now = known.take(mine), asked.take(theirs)
         for one, other in ((before.offset, now.offset), (before.partition, now.partition)):
             if not np.array_equal(one, other):
                 return none
         if not (before.key.equals(now.key) and before.value.equals(now.value)):
             return none
-        place = np.full(len(given), -1, np.int64)
+        place = np.full(len(known), -1, np.int64)
         place[mine] = theirs
         rows = place[made.rows]
         kept = np.flatnonzero(rows >= 0)
@@ -170,12 +170,12 @@ def joined(parts: list[Made]) -> Made:
     return Made(rows[order], key, value)
 
 
-def _common(given: EdgeBatch, asked: EdgeBatch) -> tuple[Int64, Int64]:
-    mine, theirs = np.zeros(len(given), bool), np.zeros(len(asked), bool)
+def _common(known: EdgeBatch, asked: EdgeBatch) -> tuple[Int64, Int64]:
+    mine, theirs = np.zeros(len(known), bool), np.zeros(len(asked), bool)
     for source in np.unique(asked.source).tolist():
         for partition in np.unique(asked.partition).tolist():
-            left = np.flatnonzero((given.source == source) & (given.partition == partition))
+            left = np.flatnonzero((known.source == source) & (known.partition == partition))
             right = np.flatnonzero((asked.source == source) & (asked.partition == partition))
-            mine[left] = np.isin(given.offset[left], asked.offset[right])
-            theirs[right] = np.isin(asked.offset[right], given.offset[left])
+            mine[left] = np.isin(known.offset[left], asked.offset[right])
+            theirs[right] = np.isin(asked.offset[right], known.offset[left])
     return np.flatnonzero(mine), np.flatnonzero(theirs)

@@ -69,7 +69,7 @@ class WallclockTimestampExtractor(TimestampExtractor):
 
 @dataclass(frozen=True)
 class TimeFunction(TimestampExtractor):
-    """A function of the user: ``fn(key, value, record, partition_time)``, of which it is given the
+    """A function of the user: ``fn(key, value, record, partition_time)``, of which it gets the
     value, or the first ``takes``."""
 
     fn: Callable[..., Any]
@@ -220,8 +220,8 @@ class SourceNode(Node):
     @property
     def extractor(self) -> TimestampExtractor | ColumnExpr | None:
         """Gives the records their times; None if they keep their own."""
-        given = self.reading.timestamp
-        return None if isinstance(given, FailOnInvalidTimestamp) else given
+        timestamp = self.reading.timestamp
+        return None if isinstance(timestamp, FailOnInvalidTimestamp) else timestamp
 
     def partition_times(self) -> dict[str, str]:
         """The topics whose partition time is kept, and the name under which that is."""
@@ -303,13 +303,13 @@ class MergeNode(Node):
 
 
 class Inputs(NamedTuple):
-    """What an operator gets in one micro-batch: the records and stores of several tasks, told apart
-    by their partitions.
+    """What an operator gets in one micro-batch: the records and stores of several tasks, by their
+    partitions.
 
     Attributes:
         sides: the records of each input, in merge order; ``seq`` tells the order of all of them.
         stores: of each task, by name. Its own stores show committed content and the batch's earlier
-            changes; those of tables that it reads show what they held *before* the batch, whose
+            changes; those of tables that it reads show their entries *before* the batch, whose
             changes are the records of the table's side; global tables are `WholeView`, the same for
             each task.
         stream_times: the highest record time (ms) that the operator has seen in each task, -1 =

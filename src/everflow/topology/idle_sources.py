@@ -1,8 +1,8 @@
 """Sources whose idle partitions advance stream time by the wall clock (note 025). Pure.
 
 Beside each committed offset stand the stream times of the task's operators with a state, and the
-layouts of the stores, as far as there is room. Brokers refuse a commit with more than 4,096 bytes
-(``offset.metadata.max.bytes``), so `require_room` refuses such a program while it is built.
+layouts of the stores, as far as they fit. Brokers refuse a commit with more than 4,096 bytes
+(``offset.metadata.max.bytes``): `require_metadata_fits` refuses such a program while it is built.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ _TIME_BYTES = len(',"":1700000000000')
 _Idle = Mapping[str, Mapping[str, IdleSource]]
 
 
-def room_for_layouts(graph: Graph) -> int:
+def bytes_for_layouts(graph: Graph) -> int:
     """The bytes that every task of the program leaves."""
     idle = idle_sources(graph, "")
     taken = max((_times_bytes(sub, idle) for sub in cut(graph).subtopologies), default=0)
     return max(0, MOST_BYTES - OTHERS_BYTES - taken)
 
 
-def require_room(graph: Graph) -> None:
+def require_metadata_fits(graph: Graph) -> None:
     """TopologyError where the stream times of a task do not fit, with the cure."""
     idle = idle_sources(graph, "")
     for sub in cut(graph).subtopologies:

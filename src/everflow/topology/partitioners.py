@@ -131,8 +131,12 @@ def usual(key_serde: Serde) -> str:
     return OF_WINDOWS if key_serde.kind in KEY_SUFFIX_BYTES else MURMUR2
 
 
-def key_partitioner(given: str | FunctionExpr, topics: tuple[str, ...]) -> KeyPartitioner:
-    return KeyFunction(given.fn, topics) if isinstance(given, FunctionExpr) else given
+def key_partitioner(partitioner: str | FunctionExpr, topics: tuple[str, ...]) -> KeyPartitioner:
+    return (
+        KeyFunction(partitioner.fn, topics)
+        if isinstance(partitioner, FunctionExpr)
+        else partitioner
+    )
 
 
 def _id(partitioner: KeyPartitioner) -> object:

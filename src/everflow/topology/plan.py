@@ -484,7 +484,7 @@ class Call:
     kept: int
     settings: Mapping[str, str]
     """The session's settings that PySpark's workers get."""
-    given: str
+    input_type: str
     """The inputs' types, Spark's JSON of a struct."""
     made: pa.Schema
     pickled: tuple[int, int] | None = None
@@ -550,7 +550,7 @@ class _Planner:
         self._slots.append(Slot(len(self._slots), name, edge))
         return len(self._slots) - 1
 
-    def _project(self, node: ProjectNode, given: int, ops: list[Any]) -> int:
+    def _project(self, node: ProjectNode, input_slot: int, ops: list[Any]) -> int:
         """The slot of its results; the same where it only names a place (to_stream, split)."""
         listed = (
             ("kept", node.predicate, pa.bool_()),
@@ -559,9 +559,11 @@ class _Planner:
         )
         columns = {what: (column, kind) for what, column, kind in listed if column is not None}
         if not columns:
-            return given
+            return input_slot
         out = self._slot(node.name, node.out)
-        return self._computed(Projection(node=node, columns=columns, input=given, output=out), ops)
+        return self._computed(
+            Projection(node=node, columns=columns, input=input_slot, output=out), ops
+        )
 
     def _computed(self, found: Projection, ops: list[Any]) -> int:
         """Put it to those that are computed with it, or behind ``ops``; its output."""
@@ -661,10 +663,10 @@ class _Planner:
         self, node: FunctionNode | TakeNode | UnnestNode | StatefulNode
     ) -> Iterator[int]:
         group, links = self._together.get(node.name, ()), tuple[Link, ...]()
-        given = node.inputs
+        input_names = node.inputs
         if isinstance(node, StatefulNode) and node.operator.old_input:
-            given = given[:-1]
-        read: tuple[tuple[str, ...], ...] = tuple((name,) for name in given)
+            input_names = input_names[:-1]
+        read: tuple[tuple[str, ...], ...] = tuple((name,) for name in input_names)
         if group:
             links, others = ways_to(self._topology, node, group)
             read = (others, *read[1:])
@@ -703,20 +705,20 @@ class _Planner:
         """The stateless nodes ``names`` on slots of their own, for rows that ``node`` looks up."""
         stages = [self._topology.node(name) for name in names]
         source = self._topology.node(stages[0].inputs[0])
-        given = slot = self._slot(names[0], source.out)
+        input_slot = slot = self._slot(names[0], source.out)
         ops: list[Any] = []
         for stage in stages:
             slot = self._again(stage, slot, ops, self._sub[node.name])
-        return Through(nodes=names, input=given, output=slot, ops=tuple(ops))
+        return Through(nodes=names, input=input_slot, output=slot, ops=tuple(ops))
 
-    def _again(self, node: Node, given: int, ops: list[Any], subtopology: int) -> int:
+    def _again(self, node: Node, input_slot: int, ops: list[Any], subtopology: int) -> int:
         """A stateless node of a table once more, on other rows; its output."""
         if isinstance(node, ProjectNode):
-            return self._project(node, given, ops)
+            return self._project(node, input_slot, ops)
         out = self._slot(node.name, node.out)
         match node:
             case FunctionNode():
-                ops.append(NodeOp.of(node, (given,), out))
+                ops.append(NodeOp.of(node, (input_slot,), out))
             case StatefulNode():
                 assert isinstance(node.operator.asked, ProcessorOperator)
                 ask = AskOp(
@@ -724,7 +726,7 @@ class _Planner:
                     operator=node.operator.asked,
                     subtopology=subtopology,
                     type=node.out,
-                    inputs=(given,),
+                    inputs=(input_slot,),
                     output=out,
                     where=node.where,
                 )
@@ -750,8 +752,8 @@ class _Planner:
                     sides = {**op.old_sides, **sides}
                     self._ops[at] = replace(op, old=self._old[name], old_sides=sides)
         else:
-            given = self._old_of(node.inputs[0])
-            self._old[name] = self._again(node, given, self._ops, self._sub[name])
+            input_slot = self._old_of(node.inputs[0])
+            self._old[name] = self._again(node, input_slot, self._ops, self._sub[name])
         return self._old[name]
 
     def _idle_names(self, node: Node) -> tuple[str, ...]:

@@ -68,13 +68,15 @@ def flows_of(topology: Graph) -> dict[str, list[str]]:
     return parts
 
 
-def checked_topology(given: object, taker: str) -> Topology:
-    """``given`` if it is a topology, else TopologyError: what the class ``taker`` takes."""
-    if isinstance(given, Topology):
-        return given
-    builder = not isinstance(given, type) and callable(getattr(given, "build", None))
+def checked_topology(candidate: object, taker: str) -> Topology:
+    """``candidate`` if it is a topology, else TopologyError: what the class ``taker`` takes."""
+    if isinstance(candidate, Topology):
+        return candidate
+    builder = not isinstance(candidate, type) and callable(getattr(candidate, "build", None))
     what = (
-        f"the {type(given).__name__} itself: call .build() on it" if builder else f"{given!r:.100}"
+        f"the {type(candidate).__name__} itself: call .build() on it"
+        if builder
+        else f"{candidate!r:.100}"
     )
     raise TopologyError(
         f"{taker} takes the topology that builder.build() gives, found {what}", where=user_line()

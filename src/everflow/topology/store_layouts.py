@@ -52,7 +52,7 @@ class StoreLayout(NamedTuple):
 
 
 Kept = StoreLayout | str
-"""A layout; only its `digest` where there was no room for its words."""
+"""A layout; only its `digest` where its words did not fit."""
 
 
 def layout_of(store: StoreSpec) -> StoreLayout:
@@ -87,17 +87,17 @@ def digest(layout: StoreLayout) -> str:
     return "#" + blake2b(_json(layout).encode(), digest_size=8).hexdigest()
 
 
-def to_text(layouts: Mapping[str, Kept], room: int) -> str:
-    """JSON of layouts by the stores' names, in at most ``room`` characters (see `idle_sources`):
+def to_text(layouts: Mapping[str, Kept], most_characters: int) -> str:
+    """JSON of layouts by the stores' names, of ``most_characters`` at most (see `idle_sources`):
     the longest become digests. Empty if even those take more: then nothing is kept."""
     kept = dict(layouts)
     for name in sorted(kept, key=lambda name: len(_json(kept[name])), reverse=True):
-        if len(_json(kept)) <= room:
+        if len(_json(kept)) <= most_characters:
             break
         layout = kept[name]
         kept[name] = layout if isinstance(layout, str) else digest(layout)
     text = _json(kept)
-    return text if len(text) <= room else ""
+    return text if len(text) <= most_characters else ""
 
 
 def from_json(data: Mapping[str, Any]) -> dict[str, Kept]:

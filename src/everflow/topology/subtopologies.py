@@ -321,7 +321,7 @@ def _fixed_by_copartitioning(
     external: Mapping[str, int],
     declared: Mapping[str, RepartitionTopic],
 ) -> dict[str, int]:
-    """Counts that are enforced, or given by topics that are met; TopologyError for several."""
+    """Counts that are enforced, or those of topics that are met; TopologyError for several."""
     counts = {name: topic.partitions for name, topic in declared.items()}
     fixed = {name: count for name, count in counts.items() if count is not None}
     for meeting in meetings:

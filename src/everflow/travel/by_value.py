@@ -107,8 +107,8 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         else:
             used = list(self._used(fn, slots["__globals__"]).items())
         slots["__closure__"] = None  # the cells are part of the function from its beginning
-        held = isinstance(space, ModuleType) and vars(space).get(fn.__name__) is fn
-        name = fn.__name__ if held else None
+        in_module = isinstance(space, ModuleType) and vars(space).get(fn.__name__) is fn
+        name = fn.__name__ if in_module else None
         made = fn.__code__, space, fn.__closure__
         return self._filled_later(
             _make_function, made, (state, slots, used, name), _fill_function, fn
@@ -198,11 +198,13 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         # In turn, and first what a key of a variable needs (__hash__, __eq__, __class__).
         left = sorted(
             self._later.pop(),
-            key=lambda given: isinstance(given[1], FunctionType) and given[1].__name__[:2] != "__",
+            key=lambda reduced: (
+                isinstance(reduced[1], FunctionType) and reduced[1].__name__[:2] != "__"
+            ),
         )
         return _first, (
             None,
-            *(_Part(functools.partial(_given, given[0], given[1:])) for given in left),
+            *(_Part(functools.partial(_as_tuple, reduced[0], reduced[1:])) for reduced in left),
         )
 
     def _data(self, cls: type) -> Any:
@@ -231,7 +233,7 @@ class _Part:
     reduce: Callable[[], Any]
 
 
-def _given(*found: Any) -> Any:
+def _as_tuple(*found: Any) -> Any:
     return found
 
 
@@ -372,7 +374,7 @@ def loading_into(modules: dict[str, ModuleType]) -> Iterator[None]:
 
 def _make_module(name: str, facts: dict[str, Any], parent: ModuleType | None) -> ModuleType:
     modules = _loading.modules
-    assert modules is not None, "a parcel is opened by Parcel"
+    assert modules is not None, "pickled objects are opened by PickledObjects"
     module = modules.get(name)
     if not isinstance(module, ProgramModule):
         module = modules[name] = ProgramModule(name)
@@ -405,9 +407,9 @@ def _first(found: Any, *_: Any) -> Any:
     return found
 
 
-def _fill_classes(given: list[tuple[type, dict[str, Any], ModuleType | None]]) -> None:
-    for cls, held, home in given:
-        fill(cls, held)
+def _fill_classes(classes: list[tuple[type, dict[str, Any], ModuleType | None]]) -> None:
+    for cls, state, home in classes:
+        fill(cls, state)
         if home is not None:
             vars(home)[cls.__name__] = cls
 
@@ -534,31 +536,31 @@ def _plain(cls: type, operation: str) -> Callable[..., None]:
 
 def contents(cls: type) -> tuple[dict[str, Any], dict[str, Any]]:
     """The content of ``cls``: methods and the like, and all else."""
-    held = cloudpickle._class_getstate(cls)[0]
+    state = cloudpickle._class_getstate(cls)[0]
     made = [
         name
-        for name, value in held.items()
+        for name, value in state.items()
         if isinstance(value, MemberDescriptorType) and value.__objclass__ is cls
     ]
     methods = {
         name: value
-        for name, value in held.items()
+        for name, value in state.items()
         if isinstance(value, _METHODS) or name == "__parameters__"
     }
     return methods, {
-        name: value for name, value in held.items() if name not in methods and name not in made
+        name: value for name, value in state.items() if name not in methods and name not in made
     }
 
 
-def fill(cls: type, held: Mapping[str, Any]) -> None:
+def fill(cls: type, state: Mapping[str, Any]) -> None:
     change = _plain(cls, "__setattr__")
-    for name, value in held.items():
+    for name, value in state.items():
         if name != "_abc_impl":
             change(cls, name, value)
-    if "__firstlineno__" in held:
+    if "__firstlineno__" in state:
         # Python 3.13 forgets it when __module__ is set.
-        change(cls, "__firstlineno__", held["__firstlineno__"])
-    for subclass in held.get("_abc_impl", ()):
+        change(cls, "__firstlineno__", state["__firstlineno__"])
+    for subclass in state.get("_abc_impl", ()):
         ABCMeta.register(typing.cast("ABCMeta", cls), subclass)
 
 

@@ -70,10 +70,10 @@ def is_own(module: ModuleType) -> bool:
     name, file = module.__name__, getattr(module, "__file__", None)
     folders = (str(folder) for folder in getattr(module, "__path__", ()))
     files = (file,) if isinstance(file, str) else tuple(folders)
-    held = name.partition(".")[0] not in ENGINE and any(
+    has_topology = name.partition(".")[0] not in ENGINE and any(
         called(type(value), TOPOLOGY_TYPES) for value in tuple(vars(module).values())
     )
-    return belongs(name, files, _library(), _recorded, held)
+    return belongs(name, files, _library(), _recorded, has_topology)
 
 
 def program_folders(path: Iterable[str]) -> list[str]:

@@ -59,12 +59,12 @@ def results_of(call: Call, inputs: pa.RecordBatch, client: ColumnClient) -> list
         _described(call),
         call.eval_type,
         worker.RunnerConf(_settings(call.settings)),
-        worker.EvalConf(_settings({"input_type": call.given})),
+        worker.EvalConf(_settings({"input_type": call.input_type})),
     )
-    given, made = _stream(inputs), io.BytesIO()
+    source, made = _stream(inputs), io.BytesIO()
     if call.pickled is not None:
-        given = io.BytesIO(client.ask(call.pickled[0], inputs.serialize()))
-    writer.dump_stream(function(0, reader.load_stream(given)), made)
+        source = io.BytesIO(client.ask(call.pickled[0], inputs.serialize()))
+    writer.dump_stream(function(0, reader.load_stream(source)), made)
     if call.pickled is not None:
         answer = client.ask(call.pickled[1], made.getbuffer())
         table = pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(answer), call.made)])
@@ -304,8 +304,8 @@ class NodeColumns:
         if not count:
             return [pa.array([], kind) for kind in kinds]
         try:
-            given = seen(batch, selection.reads, topics)
-            columns = computed(selection.stages, given, count, client)
+            inputs = seen(batch, selection.reads, topics)
+            columns = computed(selection.stages, inputs, count, client)
         except ColumnsFailed as failure:
             where = () if self.where is None else (self.where,)
             record = None
@@ -338,20 +338,20 @@ class PreparedColumns:
 
 
 def computed(
-    stages: Sequence[Stage], given: list[pa.Array], count: int, client: ColumnClient
+    stages: Sequence[Stage], columns: list[pa.Array], count: int, client: ColumnClient
 ) -> list[pa.Array]:
     """The stages' result of ``count`` rows. ColumnsFailed; FailedRows with the error chained."""
     for stage in stages:
         if isinstance(stage, Compute):
-            rows = _batch(given, count)
+            rows = _batch(columns, count)
             table = client.run(stage.number, rows, stage.made).combine_chunks()
-            given = [pa.concat_arrays(column.chunks) for column in table.columns]
+            columns = [pa.concat_arrays(column.chunks) for column in table.columns]
         elif isinstance(stage, Call):
-            made = _called(stage, _batch(given[stage.kept :], count), client)
-            given = [*given[: stage.kept], *made]
+            made = _called(stage, _batch(columns[stage.kept :], count), client)
+            columns = [*columns[: stage.kept], *made]
         else:
-            given = [_picked(given, path) for path in stage.paths]
-    return given
+            columns = [_picked(columns, path) for path in stage.paths]
+    return columns
 
 
 def _batch(columns: list[pa.Array], count: int) -> pa.RecordBatch:
@@ -361,9 +361,9 @@ def _batch(columns: list[pa.Array], count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, [f"_{i}" for i in range(len(columns))])
 
 
-def _picked(given: list[pa.Array], path: tuple[int, ...]) -> pa.Array:
-    column = given[path[0]]
-    return pc.struct_field(column, list(path[1:])) if len(path) > 1 else column
+def _picked(columns: list[pa.Array], path: tuple[int, ...]) -> pa.Array:
+    root = columns[path[0]]
+    return pc.struct_field(root, list(path[1:])) if len(path) > 1 else root
 
 
 def _called(call: Call, rows: pa.RecordBatch, client: ColumnClient) -> list[pa.Array]:

@@ -87,23 +87,23 @@ class Judge:
     attempt: int = 0
     wall_clock_ms: int = 0
     """Of the batch."""
-    _aside: dict[Place, Fault] = field(default_factory=dict)
+    _skipped: dict[Place, Fault] = field(default_factory=dict)
     _known: dict[Place, Response] = field(default_factory=dict)
 
     @staticmethod
     def of(handlers: Handlers, request: BatchRequest) -> Judge:
         judge = Judge(handlers, request.attempt, request.wall_clock_ms)
         for failure in request.aside:
-            judge.set_aside(Fault(failure, None))
+            judge.skip(Fault(failure, None))
         return judge
 
-    def set_aside(self, fault: Fault) -> bool:
-        """Leaves the record out from the next decoding on, if its handler says so. False if it was
+    def skip(self, fault: Fault) -> bool:
+        """Skips the record from the next decoding on, if its handler says so. False if it was
         already."""
         assert fault.failure.record is not None
         place = fault.failure.record.place
-        known = place in self._aside
-        self._aside[place] = fault
+        known = place in self._skipped
+        self._skipped[place] = fault
         return not known
 
     def in_vain(self, fault: Fault) -> bool:
@@ -111,9 +111,9 @@ class Judge:
         record = fault.failure.record
         return record is None or not self.handlers.may_continue(fault.failure.stage, record.node)
 
-    def aside(self, source: Source, raw: EdgeBatch) -> dict[int, Fault]:
+    def skipped_rows(self, source: Source, raw: EdgeBatch) -> dict[int, Fault]:
         found: dict[int, Fault] = {}
-        for (topic, partition, offset), fault in self._aside.items():
+        for (topic, partition, offset), fault in self._skipped.items():
             if topic == source.topic:
                 rows = np.flatnonzero((raw.partition == partition) & (raw.offset == offset))
                 found.update(dict.fromkeys(rows.tolist(), fault))
@@ -236,7 +236,7 @@ class KeyCheck:
 def _said(source: Source, by: KeyPartitioner, keys: pa.Array, count: int) -> Int64:
     try:
         return partitions_of(by, source.topic, keys, source.key_serde, count)
-    except Exception:  # a look at keys ends no application
+    except Exception:  # a check of keys ends no application
         return np.full(len(keys), -1, np.int64)
 
 
@@ -263,12 +263,12 @@ class LogDecoder:
         return LogDecoder(plan.sources, plan.headers, handlers, KeyCheck(counts))
 
     def run(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> BatchInput:
-        """Undecodable records, those whose time nothing holds, and those that are set aside, are
+        """Undecodable records, those whose time nothing holds, and those that are skipped, are
         live on the dead letter slot alone. Raises RecordTimeError for a negative time, and what
         `Judge.letters` raises."""
         index = {source.topic: source.index for source in self.sources}
         lengths = [len(columns) for columns in read.values()]
-        hop = BatchInput(
+        batch_input = BatchInput(
             batches={},
             rows={},
             source=np.repeat(np.array([index[tp.topic] for tp in read], np.int32), lengths),
@@ -277,28 +277,28 @@ class LogDecoder:
             timestamp=_joined([columns.timestamps for columns in read.values()]),
         )
         letters, keys = [], []
-        odd = odd_times(hop.timestamp)
+        odd = odd_times(batch_input.timestamp)
         for source in self.sources:
             mine = LogColumns.concat(
                 [found for tp, found in read.items() if tp.topic == source.topic]
             )
-            rows = np.flatnonzero(hop.source == source.index)
-            raw = raw_records(mine, source, hop.partition[rows], rows)
+            rows = np.flatnonzero(batch_input.source == source.index)
+            raw = raw_records(mine, source, batch_input.partition[rows], rows)
             if (places := self.check.of(source, raw)) is not None:
                 keys.append(places)
             decoded, bad = decoded_records(source, raw, judge, odd, mine.unread)
             if odd and source.own_times:
                 refuse_negative(source, decoded)
-            hop.batches[source.slot], hop.rows[source.slot] = decoded, decoded.seq
+            batch_input.batches[source.slot], batch_input.rows[source.slot] = decoded, decoded.seq
             letters.append(bad)
-            hop.bytes += raw.key.nbytes + raw.value.nbytes
-        hop.keys = keys
+            batch_input.bytes += raw.key.nbytes + raw.value.nbytes
+        batch_input.keys = keys
         dead = concat(letters)
         if odd:
-            hop.timestamp = timely(hop, judge.wall_clock_ms)
-            dead = replace(dead, timestamp=hop.timestamp[dead.seq])
-        hop.batches[DEAD_LETTER_SLOT], hop.rows[DEAD_LETTER_SLOT] = dead, dead.seq
-        return hop
+            batch_input.timestamp = timely(batch_input, judge.wall_clock_ms)
+            dead = replace(dead, timestamp=batch_input.timestamp[dead.seq])
+        batch_input.batches[DEAD_LETTER_SLOT], batch_input.rows[DEAD_LETTER_SLOT] = dead, dead.seq
+        return batch_input
 
 
 def decoded_records(
@@ -310,7 +310,7 @@ def decoded_records(
 ) -> tuple[EdgeBatch, EdgeBatch]:
     """Raw records of a source -> the decoded ones, and those that are left out, in their own bytes:
     also those with an ``odd`` time, and ``unread`` ones (row: why). Raises as `Judge.letters`."""
-    faults: dict[int, Fault] = judge.aside(source, raw)
+    faults: dict[int, Fault] = judge.skipped_rows(source, raw)
     if odd:
         for row, far in far_times(source, raw).items():
             faults[row] = _fault(source, raw, row, far, str(far), "fatal", far.code)

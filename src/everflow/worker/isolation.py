@@ -49,7 +49,7 @@ _OF_DATA = (
 
 _T = TypeVar("_T")
 Trial = Callable[[BatchRequest, StepResult], None]
-"""Looks at what a run would write, of which nothing comes; raises where that is to fail."""
+"""Checks what a run would write, of which nothing comes; raises where that is to fail."""
 
 
 Run = Callable[[BatchRequest, BatchInput, Trial | None], _T]
@@ -106,7 +106,7 @@ class Isolated:
                     if judge.in_vain(fault):
                         culprit = fault.cause or error
                         raise culprit from culprit.__cause__
-                fresh = [judge.set_aside(fault) for fault in faults]
+                fresh = [judge.skip(fault) for fault in faults]
                 if not any(fresh):
                     raise  # it fails although its record is left out
             runs += 1
@@ -150,7 +150,7 @@ class _Search(Generic[_T]):
         self, error: RecordTooLargeError | RecordRefusedError
     ) -> RecordTooLargeError | RecordRefusedError | None:
         """``error`` about entries of a store that their changelog does not take, with the records
-        that have made an entry so large or have given it that time; None where those are not
+        that have made an entry so large or set its time; None where those are not
         known."""
         places = (one for task in self.request.tasks for one in task.stores.items())
         store = next((one for one, at in places if error.topics == (at.changelog,)), None)
@@ -201,7 +201,7 @@ class _Search(Generic[_T]):
             )
             found.append(blamed)
             fault = Fault(failure_of(blamed), blamed)
-            if self.judge.in_vain(fault) or not self.judge.set_aside(fault):
+            if self.judge.in_vain(fault) or not self.judge.skip(fault):
                 break
         if not found:
             return None
@@ -261,7 +261,7 @@ def of_data(error: Exception) -> bool:
 
 
 def trial_of(step: TaskStep, trial: Trial) -> TaskStep:
-    """The same operators, of which nothing comes, and that look at what they read of stores."""
+    """The same operators, of which nothing comes, and that check what they read of stores."""
 
     def sink(request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
         trial(request, result)

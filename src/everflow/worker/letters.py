@@ -126,11 +126,11 @@ class Letter(NamedTuple):
         """With the beginning of the message and the end of the stack; None where that is not
         enough."""
         message, stack = self.said(_MESSAGE).encode(), self.said(_STACK).encode()
-        room = most - self._with_texts(b"", b"").size
-        if room < min(len(message), _MESSAGE_KEPT):
+        free = most - self._with_texts(b"", b"").size
+        if free < min(len(message), _MESSAGE_KEPT):
             return None
-        message = message[:room].decode(errors="ignore").encode()
-        stack = stack[max(0, len(stack) - room + len(message)) :].decode(errors="ignore").encode()
+        message = message[:free].decode(errors="ignore").encode()
+        stack = stack[max(0, len(stack) - free + len(message)) :].decode(errors="ignore").encode()
         return self._with_texts(message, stack)
 
     def _with_texts(self, message: bytes, stack: bytes) -> Letter:

@@ -226,7 +226,7 @@ class Merged(NamedTuple):
 
 
 def merge_inputs(
-    hop: BatchInput,
+    batch_input: BatchInput,
     sources: tuple[Source, ...],
     ranges: Mapping[TopicPartition, OffsetRange],
     log_ends: Mapping[TopicPartition, int],
@@ -239,7 +239,7 @@ def merge_inputs(
     16). ``waits``: inputs where it ends, too, as more may come to them; None: it ends nowhere
     (``max.task.idle.ms``).
     """
-    total = len(hop.source)
+    total = len(batch_input.source)
     rank = np.arange(total, dtype=np.int64)
     kept = np.ones(total, dtype=bool)
     more = frozenset[TopicPartition]()
@@ -248,24 +248,30 @@ def merge_inputs(
         more = frozenset((*unread, *waits))
     for partition, members in _merged_tasks(sources, ranges):
         rows = np.flatnonzero(
-            (hop.partition == partition) & np.isin(hop.source, [source.index for source in members])
+            (batch_input.partition == partition)
+            & np.isin(batch_input.source, [source.index for source in members])
         )
         if not len(rows):
             continue
         effective = _running_maximum(
-            hop.timestamp[rows], hop.source[rows], [source.index for source in members]
+            batch_input.timestamp[rows],
+            batch_input.source[rows],
+            [source.index for source in members],
         )
-        order = np.lexsort((rows, hop.source[rows], effective))
+        order = np.lexsort((rows, batch_input.source[rows], effective))
         rank[rows[order]] = np.sort(rows)
         waiting = [
             source.index for source in members if TopicPartition(source.topic, partition) in more
         ]
-        kept[rows] &= _before_cut(hop.source[rows], effective, waiting)
-    batches = {one: replace(batch, seq=rank[hop.rows[one]]) for one, batch in hop.batches.items()}
+        kept[rows] &= _before_cut(batch_input.source[rows], effective, waiting)
+    batches = {
+        one: replace(batch, seq=rank[batch_input.rows[one]])
+        for one, batch in batch_input.batches.items()
+    }
     if not kept.all():
         for slot, batch in batches.items():
-            batches[slot] = batch.take(np.flatnonzero(kept[hop.rows[slot]]))
-    return Merged(batches, _consumed(hop, sources, ranges, kept))
+            batches[slot] = batch.take(np.flatnonzero(kept[batch_input.rows[slot]]))
+    return Merged(batches, _consumed(batch_input, sources, ranges, kept))
 
 
 def merge_tasks(batch: EdgeBatch) -> EdgeBatch:
@@ -325,7 +331,7 @@ def _before_cut(source: np.ndarray, effective: Int64, waiting: Iterable[int]) ->
 
 
 def _consumed(
-    hop: BatchInput,
+    batch_input: BatchInput,
     sources: tuple[Source, ...],
     ranges: Mapping[TopicPartition, OffsetRange],
     kept: np.ndarray,
@@ -333,6 +339,8 @@ def _consumed(
     """A partition is consumed up to its first record that was cut."""
     consumed = {tp: wanted.end for tp, wanted in ranges.items()}
     for row in np.flatnonzero(~kept):
-        tp = TopicPartition(sources[int(hop.source[row])].topic, int(hop.partition[row]))
-        consumed[tp] = min(consumed[tp], int(hop.offset[row]))
+        tp = TopicPartition(
+            sources[int(batch_input.source[row])].topic, int(batch_input.partition[row])
+        )
+        consumed[tp] = min(consumed[tp], int(batch_input.offset[row]))
     return consumed

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from everflow.clock import in_utc
+from everflow.config import EXACTLY_ONCE_V2
 from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.range_reader import RangeReader
@@ -30,7 +31,6 @@ from everflow.kafka.reading.record_columns import LogColumns
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.memory import SpareMemory, Taken, of_this_process, trim_of_libc
 from everflow.protocol.messages import (
-    EXACTLY_ONCE_V2,
     FAILED,
     BatchRequest,
     BatchResult,
@@ -67,20 +67,20 @@ class RetainedPages:
     """The memory of one process, by the stores' folders. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._held: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}
         self._sum = 0
 
     def wrote(self, path: str, changes: int, file_bytes: int, most_bytes: int) -> list[str]:
         """Notes a transaction; the stores to close, fullest first, for ``most_bytes`` at most."""
-        more = min(changes * PAGE_BYTES, file_bytes) - self._held.get(path, 0)
+        more = min(changes * PAGE_BYTES, file_bytes) - self._bytes.get(path, 0)
         if more <= 0:
             return []
-        self._held[path] = self._held.get(path, 0) + more
+        self._bytes[path] = self._bytes.get(path, 0) + more
         self._sum += more
         full: list[str] = []
         while self._sum > most_bytes:
-            full.append(max(self._held, key=self._held.__getitem__))
-            self._sum -= self._held.pop(full[-1])
+            full.append(max(self._bytes, key=self._bytes.__getitem__))
+            self._sum -= self._bytes.pop(full[-1])
         return full
 
 
@@ -192,7 +192,7 @@ def announce(request: BatchRequest) -> None:
         )
 
 
-_held = RetainedPages()
+_retained = RetainedPages()
 _gates: dict[int, tuple[str, GateClient]] = {}
 """Process -> its gate and the connection there: an instance's socket serves all of its batches."""
 
@@ -220,9 +220,9 @@ def clients_of(gate: str) -> WorkerClients:
 
 @dataclass(frozen=True)
 class WorkerPorts:
-    """`sink.SinkPorts` of this process; ``held_bytes``: see `RetainedPages`."""
+    """`sink.SinkPorts` of this process; ``most_retained_bytes``: see `RetainedPages`."""
 
-    held_bytes: int
+    most_retained_bytes: int
 
     @property
     def watched(self) -> bool:
@@ -261,7 +261,7 @@ class WorkerPorts:
             reached=reached,
         )
         size = (Path(path) / DATA_FILE).stat().st_size
-        for full in _held.wrote(path, len(changes), size, self.held_bytes):
+        for full in _retained.wrote(path, len(changes), size, self.most_retained_bytes):
             LmdbStore.close_at(full)
 
     def entry(self, path: str, key: bytes) -> bytes | None:

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from everflow.config import EXACTLY_ONCE_V2
 from everflow.errors import (
     EverflowError,
     GenerationChanged,
@@ -28,7 +29,6 @@ from everflow.memory import Taken
 from everflow.protocol.messages import (
     ABORTED,
     COMMITTED,
-    EXACTLY_ONCE_V2,
     RENEWED,
     BatchFigures,
     BatchRequest,

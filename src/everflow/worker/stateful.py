@@ -28,14 +28,7 @@ from everflow.operators.processors.process import ProcessSpec
 from everflow.operators.table import TableSpec, with_old
 from everflow.operators.user_code import UserFunctionError
 from everflow.protocol.messages import BadRecord, BatchFailure, BatchRequest
-from everflow.records import (
-    LAST_SEQ,
-    ClockCall,
-    EdgeBatch,
-    Int64,
-    TaskId,
-    TasksResult,
-)
+from everflow.records import LAST_SEQ, LATE, ClockCall, EdgeBatch, Int64, TaskId, TasksResult
 from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
 from everflow.topology.batches import appended, empty_like, in_order
@@ -61,7 +54,7 @@ _PARTS = 64
 """A part is so much of all records at most: of one that fails, the records before are taken
 twice."""
 MOST_FAILING = 1_000
-"""Records that are looked for at once: each is a run of the operator."""
+"""Records that are searched for at once: each is a run of the operator."""
 Run = Callable[[Sequence[EdgeBatch]], None]
 """Processes these records of its sides behind earlier ones; UserFunctionError: it keeps nothing."""
 
@@ -167,8 +160,8 @@ class RanOperator(NamedTuple):
 
     @staticmethod
     def of(op: StatefulOp, sides: Sequence[EdgeBatch], done: TasksResult) -> RanOperator:
-        given = [one.with_columns(value=pa.nulls(len(one))) for one in sides]
-        return RanOperator(op, given, "late" in done.dropped)
+        without_values = [one.with_columns(value=pa.nulls(len(one))) for one in sides]
+        return RanOperator(op, without_values, LATE in done.dropped)
 
     @property
     def writes(self) -> bool:
@@ -241,7 +234,7 @@ def independent(
 
 PUNCTUATION = "punctuation"
 """Why a node dropped what is no record: a clock's call that failed."""
-LookThrough = Callable[[tuple[str, ...], EdgeBatch], EdgeBatch]
+RowMapper = Callable[[tuple[str, ...], EdgeBatch], EdgeBatch]
 _Tasks = Mapping[int, TaskId]
 _Views = Mapping[int, Mapping[str, StoreView]]
 
@@ -260,7 +253,7 @@ class GroupRun:
     stores: TaskStores
     handlers: Handlers
     left_out: list[str]
-    through: LookThrough | None = None
+    through: RowMapper | None = None
 
     def run(
         self, sides: Sequence[Sequence[EdgeBatch]], idle: Moved, every_failure: bool = False
@@ -439,7 +432,7 @@ class GroupRun:
 
     @property
     def _may_be_cut(self) -> bool:
-        """True if these operators can be given their records in parts. Joins with tables cannot:
+        """True if these operators can take their records in parts. Joins with tables cannot:
         they call no function, and `written_bytes` names all records that they cannot write."""
         (op, *_) = self.group
         return isinstance(op.operator, ProcessorOperator) or not (op.reads or op.looks_up)
@@ -466,15 +459,15 @@ class GroupRun:
 
             def run(part: Sequence[EdgeBatch], task: TaskId = task, of: PartStores = parts) -> None:
                 some = iter(part)
-                given = [[next(some) for _ in range(count)] for count in counts]
+                inputs = [[next(some) for _ in range(count)] for count in counts]
                 on_parts = replace(self, stores=of)
                 try:
-                    done = on_parts._results(given, {task.partition: task}, [{} for _ in counts])
+                    done = on_parts._results(inputs, {task.partition: task}, [{} for _ in counts])
                 except UserFunctionError as failure:
                     if (damage := damage_in(failure)) is not None:
                         raise damage from damage.__cause__
                     raise
-                for op, mine, result in zip(self.group, given, done, strict=True):
+                for op, mine, result in zip(self.group, inputs, done, strict=True):
                     of.remember_part(task, op.name, result)
                     if isinstance(op.operator, ProcessSpec):
                         for read, updates in zip(op.operator.tables, mine[1:], strict=True):

@@ -63,7 +63,7 @@ class StoreAccess(Protocol):
 
 
 class WholeTable(WholeView):
-    """A global table: the stores of all its partitions as one. A key is looked for in the partition
+    """A global table: the stores of all its partitions as one. A key is looked up in the partition
     that Kafka's partitioner gives it, then in the others: whoever wrote the topic may have used
     another."""
 

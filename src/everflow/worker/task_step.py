@@ -156,8 +156,8 @@ class TaskStep:
     ways: Mapping[str, Ways] = field(default_factory=dict)
     """See `PhysicalPlan.ways`."""
     every_failure: bool = False
-    """A record that fails need not stop the instance: then all that a function fails on are told
-    at once."""
+    """A record that fails need not stop the instance: then all that a function fails on are
+    reported at once."""
     handlers: Handlers = field(default_factory=Handlers)
     """Asked here about calls of clocks that fail."""
 
@@ -274,18 +274,18 @@ class TaskStep:
         timings: dict[str, float],
     ) -> tuple[Records, StepResult]:
         """The records of the batch with their times, in merge order, and what has come of them."""
-        hop = replace(decoded, batches=dict(decoded.batches), rows=dict(decoded.rows))
+        batch_input = replace(decoded, batches=dict(decoded.batches), rows=dict(decoded.rows))
         for op in self.times:
             if not isinstance(op, TimeOp):
                 with timed(timings, "columns"):
-                    op(hop.batches, client)
+                    op(batch_input.batches, client)
         times = [op for op in self.times if isinstance(op, TimeOp)]
-        extracted = extract_times(times, hop, self.sources, request, self.every_failure)
+        extracted = extract_times(times, batch_input, self.sources, request, self.every_failure)
         records, consumed = merge_inputs(
-            hop, self.sources, request.ranges, request.log_ends, request.waits
+            batch_input, self.sources, request.ranges, request.log_ends, request.waits
         )
         stream_times = extracted.stream_times(consumed, request)
-        for task, names in source_times(hop, self.sources, request, consumed).items():
+        for task, names in source_times(batch_input, self.sources, request, consumed).items():
             stream_times.setdefault(task, {}).update(names)
         newest = {one.task: max(one.stream_times.values(), default=-1) for one in request.tasks}
         result = StepResult(
@@ -293,9 +293,9 @@ class TaskStep:
             stream_times=stream_times,
             dropped=extracted.dropped(consumed),
             skipped=extracted.left_out(consumed, request),
-            ages=ages_read(hop, self.sources, consumed, newest),
-            input_bytes=hop.bytes,
-            keys=hop.keys,
+            ages=ages_read(batch_input, self.sources, consumed, newest),
+            input_bytes=batch_input.bytes,
+            keys=batch_input.keys,
         )
         return records, result
 
@@ -354,10 +354,10 @@ class _Running:
         by_name = {one.name: one for one in self.step.stateful}
         group = [by_name[name] for name in op.together] or [op]
         sides = self.order.sides(group)
-        for one, given in zip(group, sides, strict=True):
+        for one, inputs in zip(group, sides, strict=True):
             if one.through:  # what fails while it looks rows up is linked to these records
-                none = TasksResult(given[0].take(np.empty(0, np.int64)), {}, {}, {})
-                self.ran[one.name] = RanOperator.of(one, given, none)
+                none = TasksResult(inputs[0].take(np.empty(0, np.int64)), {}, {}, {})
+                self.ran[one.name] = RanOperator.of(one, inputs, none)
         run = GroupRun(
             group,
             self.step.sources,
@@ -365,23 +365,23 @@ class _Running:
             self.stores,
             self.step.handlers,
             self.result.left_out,
-            partial(self._looked_through, op),
+            partial(self._mapped_rows, op),
         ).run(sides, self.idle, self.step.every_failure)
-        for one, given, done in zip(group, sides, run, strict=True):
-            self.ran[one.name] = RanOperator.of(one, given, done)
+        for one, inputs, done in zip(group, sides, run, strict=True):
+            self.ran[one.name] = RanOperator.of(one, inputs, done)
             self.result.add(one, done)
             output = done.output
             if one.old is not None:
                 output = with_old_values(one, output, self.stores)
             self.order.keep(one, output)
 
-    def _looked_through(self, op: StatefulOp, nodes: tuple[str, ...], rows: EdgeBatch) -> EdgeBatch:
+    def _mapped_rows(self, op: StatefulOp, nodes: tuple[str, ...], rows: EdgeBatch) -> EdgeBatch:
         """What stateless nodes make of rows that ``op`` has found in a store, row by row."""
         through = next(one for one in op.through if one.nodes == nodes)
         found: Records = {through.input: rows}
-        looking = replace(self, records=found, order=Order(found, {}), known=None)
+        on_rows = replace(self, records=found, order=Order(found, {}), known=None)
         for stage in through.ops:
-            looking.run(stage)
+            on_rows.run(stage)
         return found[through.output]
 
 
@@ -604,7 +604,7 @@ def _to_outputs(op: SinkOp, failures: Failures) -> list[SinkOutput]:
 
 def _topics(op: SinkOp, failures: Failures) -> tuple[str | list[str], pa.Array]:
     """Topic of all records or one for each, and the value. RecordFailure where it cannot be
-    told."""
+    computed."""
     batch = failures.batch
     if isinstance(op.topic, str):
         return op.topic, batch.value

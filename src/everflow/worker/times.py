@@ -41,7 +41,7 @@ _MOVE_ON = (
 
 def odd_times(times: Int64) -> bool:
     """True if the time of some record is negative or beyond `MOST_MS`."""
-    # One look at each record: a negative time is a high one without its sign.
+    # One comparison for each record: a negative time is a high one without its sign.
     return bool((times.view(np.uint64) > MOST_MS).any())
 
 
@@ -56,15 +56,15 @@ def far_times(source: Source, raw: EdgeBatch) -> dict[int, RecordTimeError]:
     }
 
 
-def timely(hop: BatchInput, otherwise_ms: int) -> Int64:
-    """The times of a hop's rows. A record beyond `MOST_MS` has that of the one before it in its
+def timely(batch_input: BatchInput, otherwise_ms: int) -> Int64:
+    """The times of a batch's rows. A record beyond `MOST_MS` has that of the one before it in its
     partition, else of the next one, else ``otherwise_ms``: it is left out, and its dead letter
     keeps its place."""
-    far = hop.timestamp > MOST_MS
-    times: Int64 = hop.timestamp.copy()
-    logs = zip(hop.source[far].tolist(), hop.partition[far].tolist(), strict=True)
+    far = batch_input.timestamp > MOST_MS
+    times: Int64 = batch_input.timestamp.copy()
+    logs = zip(batch_input.source[far].tolist(), batch_input.partition[far].tolist(), strict=True)
     for source, partition in {*logs}:
-        rows = np.flatnonzero((hop.source == source) & (hop.partition == partition))
+        rows = np.flatnonzero((batch_input.source == source) & (batch_input.partition == partition))
         good = ~far[rows]
         if not good.any():
             times[rows] = otherwise_ms
@@ -196,20 +196,20 @@ class ExtractedTimes:
 
 def extract_times(
     ops: Sequence[TimeOp],
-    hop: BatchInput,
+    batch_input: BatchInput,
     sources: Sources,
     request: BatchRequest,
     every_failure: bool = False,
 ) -> ExtractedTimes:
-    """Give the records of the ``ops``' slots their times in ``hop``; those with a negative one
-    leave. RecordFailure for one (``every_failure``: all) without a time, or beyond `MOST_MS`."""
+    """Give the records of the ``ops``' slots their times in ``batch_input``; those with a negative
+    time leave. RecordFailure for one (``every_failure``: all) without one, or beyond `MOST_MS`."""
     if ops:
-        hop.timestamp = hop.timestamp.copy()
+        batch_input.timestamp = batch_input.timestamp.copy()
     found = []
     for op in ops:
         slot = sources[op.source].slot  # another one than the input where a Column says the time
-        batch, rows = hop.batches.pop(op.input), hop.rows.pop(slot)
-        hop.batches.pop(slot, None)
+        batch, rows = batch_input.batches.pop(op.input), batch_input.rows.pop(slot)
+        batch_input.batches.pop(slot, None)
         failures = Failures(op, sources, batch, every_failure)
         times = _times(op, failures, request)
         far = np.flatnonzero(times > MOST_MS)[:MOST_NAMED].tolist()
@@ -217,13 +217,13 @@ def extract_times(
             failures.raise_of({row: _far_time(int(times[row]), None) for row in far})
         if op.extractor is None:
             batch = batch.with_columns(value=pc.struct_field(batch.value, [1]))
-        hop.timestamp[rows] = times
+        batch_input.timestamp[rows] = times
         batch = replace(batch, timestamp=times)
         found.append(_Extracted(op, sources[op.source], batch))
         if (times < 0).any():
             keep = np.flatnonzero(times >= 0)
             batch, rows = batch.take(keep), rows[keep]
-        hop.batches[op.output], hop.rows[op.output] = batch, rows
+        batch_input.batches[op.output], batch_input.rows[op.output] = batch, rows
     return ExtractedTimes(tuple(found))
 
 
@@ -265,8 +265,12 @@ def _said_by_function(
     for row, partition in enumerate(partitions):
         try:
             highest = partition_times.get(partition, _NOT_YET)
-            given = (keys[row], values[row], records and records(row), highest)[: function.takes]
-            time = _whole(function.fn(*given) if function.takes > 1 else function.fn(values[row]))
+            arguments = (keys[row], values[row], records and records(row), highest)[
+                : function.takes
+            ]
+            time = _whole(
+                function.fn(*arguments) if function.takes > 1 else function.fn(values[row])
+            )
             times[row] = time
             if time > highest:
                 partition_times[partition] = time
@@ -354,7 +358,7 @@ def moved(
 
 
 def source_times(
-    hop: BatchInput,
+    batch_input: BatchInput,
     sources: Sequence[Source],
     request: BatchRequest,
     consumed: Mapping[TopicPartition, int],
@@ -366,13 +370,15 @@ def source_times(
     for source in sources:
         if source.idle is None:
             continue
-        rows = np.flatnonzero(hop.source == source.index)
-        for partition in np.unique(hop.partition[rows]).tolist():
-            mine = rows[hop.partition[rows] == partition]
-            mine = mine[hop.offset[mine] < consumed[TopicPartition(source.topic, partition)]]
+        rows = np.flatnonzero(batch_input.source == source.index)
+        for partition in np.unique(batch_input.partition[rows]).tolist():
+            mine = rows[batch_input.partition[rows] == partition]
+            mine = mine[
+                batch_input.offset[mine] < consumed[TopicPartition(source.topic, partition)]
+            ]
             task, name = TaskId(source.subtopology, partition), source.idle.kept
             if len(mine):
-                time = max(before[task].get(name, -1), int(hop.timestamp[mine].max()))
+                time = max(before[task].get(name, -1), int(batch_input.timestamp[mine].max()))
                 found.setdefault(task, {})[name] = time
     for task, names in moved(request, sources, consumed).items():
         found.setdefault(task, {}).update(names)
@@ -383,25 +389,28 @@ def source_times(
 
 
 def ages_read(
-    hop: BatchInput,
+    batch_input: BatchInput,
     sources: Sources,
     consumed: Mapping[TopicPartition, int],
     stream_times: Mapping[TaskId, int],
 ) -> list[Ages]:
     """Ages of the ``consumed`` records. ``stream_times``: of the tasks before the batch."""
-    if not len(hop.source):
+    if not len(batch_input.source):
         return []
-    changes = (np.diff(hop.source) != 0) | (np.diff(hop.partition) != 0)
+    changes = (np.diff(batch_input.source) != 0) | (np.diff(batch_input.partition) != 0)
     starts = np.concatenate(([0], np.flatnonzero(changes) + 1))
-    ends = np.append(starts[1:], len(hop.source))
+    ends = np.append(starts[1:], len(batch_input.source))
     found = []
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        source, partition = sources[int(hop.source[start])], int(hop.partition[start])
+        source, partition = (
+            sources[int(batch_input.source[start])],
+            int(batch_input.partition[start]),
+        )
         read = consumed[TopicPartition(source.topic, partition)]
-        end = start + int(np.searchsorted(hop.offset[start:end], read))
+        end = start + int(np.searchsorted(batch_input.offset[start:end], read))
         task = TaskId(source.subtopology, partition)
         newest = stream_times.get(task, -1)
-        found.append(_of(hop.timestamp[start:end], str(task), source.node, newest))
+        found.append(_of(batch_input.timestamp[start:end], str(task), source.node, newest))
     return [ages for ages in found if ages is not None]
 
 

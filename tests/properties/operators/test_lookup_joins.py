@@ -18,8 +18,8 @@ from everflow import serdes
 from everflow.operators.grouping import Stores
 from everflow.operators.joins import JoinedTable, JoinKind, StreamTableJoin
 from everflow.operators.joins.joined_table import NONE, Versions, latest_before
-from everflow.operators.joins.lookup_join import GlobalLookupJoin, LookupJoin, WaitingRoom
-from everflow.operators.joins.stream_table import AsOfJoin, GraceWait, HeldBack
+from everflow.operators.joins.lookup_join import GlobalLookupJoin, LookupJoin, PendingLookups
+from everflow.operators.joins.stream_table import AsOfJoin, GraceBuffer, GraceWait
 from everflow.operators.joins.table_table import selected_type
 from everflow.operators.processors.stores import VersionEntries
 from everflow.operators.table import LatestUpdates, VersionedTableSpec
@@ -48,8 +48,8 @@ from unit.builders import store_spec
 WAITING = store_spec("w", key=serdes.bytes_(), value=serdes.bytes_())
 
 
-def room(grace_ms: int | None, most: int | None, timeout_ms: int | None = None) -> WaitingRoom:
-    return WaitingRoom(
+def room(grace_ms: int | None, most: int | None, timeout_ms: int | None = None) -> PendingLookups:
+    return PendingLookups(
         store=WAITING,
         key_serde=KEY,
         value_serde=VALUE,
@@ -60,12 +60,12 @@ def room(grace_ms: int | None, most: int | None, timeout_ms: int | None = None) 
 
 
 def looked_up(
-    kind: JoinKind, own: WaitingRoom, rows: Sequence[Row], cuts: Sequence[int]
+    kind: JoinKind, own: PendingLookups, rows: Sequence[Row], cuts: Sequence[int]
 ) -> tuple[list[Result], dict[str, int], int]:
     """Results, what was dropped, and how many entries are left in the store."""
     table = Table("t")
     stores = {task: InMemoryStore(WAITING) for task in TASKS}
-    join = LookupJoin(table=table.joined, kind=kind, room=own)
+    join = LookupJoin(table=table.joined, kind=kind, pending=own)
     times, found, dropped = dict.fromkeys(TASKS, -1), list[Result](), Counter[str]()
     for batch in batches(rows, cuts):
         updates, apply = table.changed(side(batch, left=False))
@@ -81,7 +81,7 @@ def looked_up(
 
 
 def model(
-    kind: JoinKind, own: WaitingRoom, rows: Sequence[Row]
+    kind: JoinKind, own: PendingLookups, rows: Sequence[Row]
 ) -> tuple[list[Result], dict[str, int], int]:
     held = dict[tuple[int, str], int]()
     waiting: dict[int, list[Row]] = {task: [] for task in TASKS}
@@ -161,7 +161,7 @@ def test_a_record_waits_for_its_entry_as_one_record_after_the_other_would(
 
 def test_an_empty_batch_gives_nothing() -> None:
     table, own = Table("t"), room(5, None)
-    join = LookupJoin(table=table.joined, kind=JoinKind.LEFT, room=own)
+    join = LookupJoin(table=table.joined, kind=JoinKind.LEFT, pending=own)
     views = {task: {"t": table.stores[task], "w": InMemoryStore(WAITING)} for task in TASKS}
     updates, _ = table.changed(side([], left=False))
     times = dict.fromkeys(TASKS, -1)
@@ -209,14 +209,14 @@ class Told:
 
 def joined(
     kind: JoinKind,
-    own: WaitingRoom,
+    own: PendingLookups,
     rows: Sequence[Row],
     cuts: Sequence[int],
     steps: Sequence[tuple[int, dict[str, int | None]]],
 ) -> Told:
     table = [InMemoryStore(GLOBAL), InMemoryStore(GLOBAL)]
     stores = {task: InMemoryStore(WAITING) for task in TASKS}
-    join = GlobalLookupJoin(table=JoinedTable(GLOBAL, VALUE, pa.int64()), kind=kind, room=own)
+    join = GlobalLookupJoin(table=JoinedTable(GLOBAL, VALUE, pa.int64()), kind=kind, pending=own)
     times, clocks = dict.fromkeys(TASKS, -1), {task: {"seen": -1} for task in TASKS}
     told, now_ms = Told(), 1_000
     for at, batch in enumerate(batches(rows, cuts)):
@@ -253,7 +253,7 @@ class Waiter:
 
 def global_model(
     kind: JoinKind,
-    own: WaitingRoom,
+    own: PendingLookups,
     rows: Sequence[Row],
     cuts: Sequence[int],
     steps: Sequence[tuple[int, dict[str, int | None]]],
@@ -334,7 +334,7 @@ def test_the_clock_ends_the_wait_for_a_table_of_the_same_tasks(
 ) -> None:
     own, table = room(None, None, timeout_ms), Table("t")
     stores = {task: InMemoryStore(WAITING) for task in TASKS}
-    join = LookupJoin(table=table.joined, kind=kind, room=own)
+    join = LookupJoin(table=table.joined, kind=kind, pending=own)
     times, came, records = dict.fromkeys(TASKS, -1), dict[int, int](), unique(rows)
     now_ms, told = 0, list[tuple[int, Result]]()
     for batch in [*batches(records, cuts), [], []]:
@@ -373,13 +373,13 @@ def run(
 ) -> tuple[list[Result], dict[str, int]]:
     right = store_spec("r", "window", key=KEY, value=VALUE, retention_ms=tolerance + grace + 1)
     waits = store_spec("w", key=serdes.bytes_(), value=serdes.bytes_())
-    held = HeldBack(store=waits, key_serde=KEY, value_serde=VALUE, grace_ms=grace)
+    held = GraceBuffer(store=waits, key_serde=KEY, value_serde=VALUE, grace_ms=grace)
     join = AsOfJoin(
         kind=kind,
         right=right,
         type=pa.int64(),
         tolerance_ms=tolerance,
-        held=held if grace else None,
+        buffer=held if grace else None,
     )
     stores = {task: {"r": InMemoryStore(right), "w": InMemoryStore(waits)} for task in TASKS}
     times, found, dropped = dict.fromkeys(TASKS, -1), list[Result](), Counter[str]()
@@ -465,7 +465,7 @@ class GraceJoin:
 
     table: JoinedTable
     kind: JoinKind
-    held: HeldBack
+    held: GraceBuffer
 
     def run(self, inputs: Inputs) -> TasksResult:
         (left, right), stores, stream_times, *_ = inputs
@@ -558,7 +558,7 @@ def stream_table(kind: JoinKind) -> Join:
 
 def grace_join(kind: JoinKind, grace_ms: int) -> Join:
     spec = store_spec("w", key=serdes.bytes_(), value=serdes.bytes_())
-    held = HeldBack(store=spec, key_serde=KEY, value_serde=VALUE, grace_ms=grace_ms)
+    held = GraceBuffer(store=spec, key_serde=KEY, value_serde=VALUE, grace_ms=grace_ms)
     return lambda joined: (GraceJoin(joined, kind, held), spec)
 
 

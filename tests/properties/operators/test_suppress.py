@@ -123,7 +123,7 @@ def test_it_gives_the_same(split: Any, wait_ms: int, by_window: bool, bounds: Bu
         apply_all(done, stores)
         for task, model in models.items():
             assert times[task] == model.stream_time
-            booked = 1 if bounds.given and model.held else 0
+            booked = 1 if bounds.limited and model.held else 0
             assert len(stores[task]) == len(model.held) * (1 if by_window else 2) + booked
     # What is left comes out in its order, with the values it had.
     for task, model in models.items():
@@ -202,7 +202,7 @@ def test_a_store_without_count_and_bytes_is_counted_once() -> None:
 def test_what_others_have_changed_since_is_counted_anew(bounds: BufferBounds) -> None:
     operator, store = spec(1_000, False, FULL), InMemoryStore()
     assert put(operator, store, [("a", 1, 5, 0), ("b", 2, 6, 0)]) == []
-    if bounds.given:
+    if bounds.limited:
         more = spec(1_000, False, BufferBounds(records=10))
         older = without_book(store)
         put(more, older, [("c", 3, 7, 0)])

@@ -14,6 +14,7 @@ import pytest
 
 from everflow import sockets
 from everflow.clock import SystemClock
+from everflow.config import AT_LEAST_ONCE, EXACTLY_ONCE_V2
 from everflow.errors import EverflowError, FatalError, RetriableError, SetupError, TaskTimeoutError
 from everflow.instance.client_state import ClientState, IllegalStateError
 from everflow.instance.commit_gate import (
@@ -28,7 +29,7 @@ from everflow.instance.commit_gate import (
 from everflow.instance.instance import Extension, ThreadCount
 from everflow.instance.tasks.recovery import CommittedLowerBounds
 from everflow.instance.tasks.task import ActiveTask
-from everflow.protocol.messages import AT_LEAST_ONCE, EXACTLY_ONCE_V2, WorkerClients
+from everflow.protocol.messages import WorkerClients
 from everflow.records import CommittedOffset, MemberMetadata, TaskId, TopicPartition
 from everflow.testing.waiting import wait_until
 from everflow.topology.graph import Graph

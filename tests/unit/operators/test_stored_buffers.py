@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from everflow import serdes
 from everflow.operators.due_index import Changes, DueIndex, DueQueue
 from everflow.operators.joins import JoinedTable, JoinKind, StreamStreamJoin
-from everflow.operators.joins.lookup_join import LookupJoin, WaitingRoom
-from everflow.operators.joins.stream_table import GraceWait, HeldBack
+from everflow.operators.joins.lookup_join import LookupJoin, PendingLookups
+from everflow.operators.joins.stream_table import GraceBuffer, GraceWait
 from everflow.operators.suppress import BufferBounds, EarlyResults, SuppressSpec
 from everflow.operators.table import TableSpec
 from everflow.operators.time_to_live import TimeToLiveSpec
@@ -65,12 +65,12 @@ Run = Callable[[list[Row], Views, Mapping[int, int]], TasksResult]
 
 
 def in_grace(rows: list[Row], views: Views, times: Mapping[int, int]) -> TasksResult:
-    held = HeldBack(store=spec("w"), key_serde=KEY, value_serde=VALUE, grace_ms=10)
+    held = GraceBuffer(store=spec("w"), key_serde=KEY, value_serde=VALUE, grace_ms=10)
     return GraceWait(held, True).run(Inputs([batch_of(rows)], views, times, {}, 0))
 
 
 def lookup(timeout_ms: int | None) -> Run:
-    room = WaitingRoom(
+    room = PendingLookups(
         store=spec("w"),
         key_serde=KEY,
         value_serde=VALUE,
@@ -80,7 +80,7 @@ def lookup(timeout_ms: int | None) -> Run:
     )
     table = StoreSpec(name="t", kind="key_value", key_serde=KEY, value_serde=VALUE)
     joined = JoinedTable(table, TableSpec("t", KEY, VALUE).results, pa.int64())
-    join = LookupJoin(table=joined, kind=JoinKind.LEFT, room=room)
+    join = LookupJoin(table=joined, kind=JoinKind.LEFT, pending=room)
 
     def run(rows: list[Row], views: Views, times: Mapping[int, int]) -> TasksResult:
         """The table gets an entry of the last row's key, behind all rows."""

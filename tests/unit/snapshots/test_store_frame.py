@@ -37,7 +37,7 @@ from everflow.snapshots.query_errors import (
     StateMovingError,
     StoreNotFoundError,
 )
-from everflow.snapshots.snapshot import Rows, room, write_parquet
+from everflow.snapshots.snapshot import Rows, scratch_folder, write_parquet
 from everflow.snapshots.state_reader import LogPart, LogParts, PartReader, StateReader
 from everflow.snapshots.state_source import OWN, SourceOptions
 from everflow.state.changelog import pack_value
@@ -45,7 +45,7 @@ from everflow.state.left_out import KeptEntry
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec, memory_store
 from everflow.state.versioned_snapshot import VersionedSnapshot
-from everflow.travel.parcel import Parcel
+from everflow.travel.pickled_objects import PickledObjects
 from unit.builders import store_spec
 from unit.instance.query.query_stores import COUNTS, WINDOWS, Instance, windows, write
 from unit.snapshots.changelogs import FakeChangelog, Record
@@ -577,7 +577,7 @@ def test_a_topic_that_is_missing_and_a_disk_that_refuses(tmp_path: Path) -> None
         reader(LOGS, tmp_path, there=False).rows()
     with pytest.raises(StateDiskError, match=r"refuses.*--folder.*TMPDIR"):
         read_content(reader(LOGS, tmp_path / "missing").rows())
-    with pytest.raises(StateDiskError, match="No space"), room(tmp_path):
+    with pytest.raises(StateDiskError, match="No space"), scratch_folder(tmp_path):
         raise OSError(28, "No space left on device")
     assert list(tmp_path.iterdir()) == []
 
@@ -781,14 +781,14 @@ def test_stores_and_what_is_read_of_them_travel(tmp_path: Path) -> None:
     builder = StreamsBuilder()
     table = builder.table("users", key=serdes.string(), value=serdes.long(), store="users")
     table.to_stream().group_by_key().count(store="counts")
-    packed = Parcel.of(logged_stores(builder.build(), "shop", "none"))
+    packed = PickledObjects.of(logged_stores(builder.build(), "shop", "none"))
     stores: LoggedStores = pickle.loads(pickle.dumps(packed)).copy()
     log: dict[int, Record] = {at: (b"a", serdes.long().encode(at), at) for at in range(1, 4)}
     changelog: Any = FakeChangelog("shop-users-changelog", {0: log})
     look: LogParts = pickle.loads(
         pickle.dumps(LogParts([LogPart(0, OffsetRange(0, 2), OffsetRange(0, 4))]))
     )
-    with room(tmp_path) as folder:
+    with scratch_folder(tmp_path) as folder:
         reader = PartReader(stores.named("users"), changelog, folder)
         with reader.opened(look.parts[0]) as (found, records):
             (row,) = [row for batch in found for row in batch.to_pylist()]

@@ -195,17 +195,17 @@ def test_metadata_that_was_damaged_is_left_as_it_is(tmp_path: Path, content: byt
 
 def test_a_folder_deleted_under_it_is_noticed_and_anothers_is_left_alone(tmp_path: Path) -> None:
     directory = opened(tmp_path)
-    directory.require_held()
+    directory.require_locked()
     shutil.rmtree(directory.path)
     with pytest.raises(StateDiskError, match="deleted"):
-        directory.require_held()
+        directory.require_locked()
     directory.path.mkdir()
     (directory.path / ".lock").write_text("another process")
     with pytest.raises(StateDiskError, match="made anew"):
-        directory.require_held()
+        directory.require_locked()
     directory.close()
     assert [entry.name for entry in directory.path.iterdir()] == [".lock"]
-    directory.require_held()  # closed: nothing is held, nothing is wrong
+    directory.require_locked()  # closed: nothing is held, nothing is wrong
 
 
 def test_a_folder_is_looked_at_without_being_taken_and_deleted_as_a_whole(tmp_path: Path) -> None:

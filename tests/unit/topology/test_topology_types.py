@@ -32,7 +32,7 @@ from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.testing import TopologyTestDriver
 from everflow.topology.batches import concat, in_order, readable
 from everflow.topology.graph import StatefulNode, column_names, same_type
-from everflow.topology.idle_sources import MOST_BYTES, IdleSource, room_for_layouts
+from everflow.topology.idle_sources import MOST_BYTES, IdleSource, bytes_for_layouts
 from everflow.topology.plan import PhysicalPlan, plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut, internal_topics
@@ -191,7 +191,7 @@ def written(program: Topology, layouts: str) -> str:
 @pytest.mark.parametrize("operators", [1, 30, 80])
 def test_times_and_layouts_fit_together(operators: int) -> None:
     program = counted(operators)
-    room = room_for_layouts(program)
+    room = bytes_for_layouts(program)
     assert MOST_BYTES - 200 < len(written(program, "x" * room)) <= MOST_BYTES
 
 
@@ -210,7 +210,7 @@ def test_the_clocks_of_processors_are_counted() -> None:
     stream = builder.stream("in", key=serdes.string(), value=serdes.long())
     stream.process(Ticking, name="ticking").to("out")
     clock = {clock_name("ticking", "each_minute"): MS, "ticking": MS}
-    room = room_for_layouts(builder.build())
+    room = bytes_for_layouts(builder.build())
     assert len(format_metadata("0123456789ab-999-999", clock, "x" * room)) <= MOST_BYTES
 
 
@@ -272,7 +272,7 @@ def test_nothing_is_kept_where_no_source_says_so() -> None:
         builder = StreamsBuilder()
         stream = builder.stream("one", key=TEXT, value=TEXT, name="one", idle_advance=idle)
         stream.group_by_key().count(store="n")
-        rooms.append(room_for_layouts(builder.build()))
+        rooms.append(bytes_for_layouts(builder.build()))
         assert bool(planned(builder).idle) is (idle is not None)
     assert rooms[0] - rooms[1] == len(',"one/idle":1700000000000')
 

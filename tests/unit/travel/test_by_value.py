@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from everflow.travel.parcel import Parcel
+from everflow.travel.pickled_objects import PickledObjects
 from unit.travel.travelling import Program, Worker
 
 
@@ -61,7 +61,7 @@ def test_a_function_with_all_of_its_module(program: Program, worker: Worker) -> 
             return same, factorial(n), Cube(n).area, replace(ONE, side=5).area, defaults, Colour(1) is DEFAULT
         """,  # noqa: E501
     )
-    parcel = Parcel.of([module.f])
+    parcel = PickledObjects.of([module.f])
     break_file(program, "alone")
     assert worker.call(parcel, 0, 3) == (True, 6, 54, 25, [True, True], True)
     assert worker.call(parcel, 0, 4) == "wrong"
@@ -100,7 +100,7 @@ def test_a_helper_module_keeps_its_identity(program: Program, worker: Worker) ->
             return fine, type(pickle.loads(pickle.dumps(make()))) is shapes.Box, shapes.note(x), shapes.seen
         """,  # noqa: E501
     )
-    parcel = Parcel.of([module.f])
+    parcel = PickledObjects.of([module.f])
     break_file(program, "shapes")
     break_file(program, "uses_shapes")
     assert worker.call(parcel, 0, 1) == (True, True, 2, [1, 1])
@@ -130,7 +130,7 @@ def test_a_package_with_relative_imports(program: Program, worker: Worker) -> No
             return price(n) == shop.prices.price(n), price(n), RATE, LATE
         """,
     )
-    parcel = Parcel.of([module.f])
+    parcel = PickledObjects.of([module.f])
     for name in ("shop.__init__", "shop.prices", "shop.taxes", "shop.names", "shop.main"):
         break_file(program, name)
     assert worker.call(parcel, 0, 5) == (True, (10, "shop"), 2, "late")
@@ -167,7 +167,7 @@ def test_two_functions_share_variables_and_closures(program: Program, worker: Wo
         """,
     )
     module.fib(5)
-    parcel = Parcel.of([module.add, module.read, module.up, module.now, module.cached])
+    parcel = PickledObjects.of([module.add, module.read, module.up, module.now, module.cached])
     break_file(program, "sharing")
     assert [worker.call(parcel, 0, 1), worker.call(parcel, 0, 2)] == [1, 3]
     assert worker.call(parcel, 1) == (3, [1, 2])
@@ -229,7 +229,7 @@ def test_callables_of_every_kind(program: Program, worker: Worker) -> None:
     module = program.module("kinds", KINDS)
     which = module.which
     assert which(1) == "int"
-    parcel = Parcel.of(module.everything)
+    parcel = PickledObjects.of(module.everything)
     break_file(program, "kinds")
     assert [worker.call(parcel, i, 4) for i in (0, 1, 2, 4, 5, 6, 7, 8)] == [
         5,
@@ -264,7 +264,7 @@ def test_a_model_of_pydantic(program: Program, worker: Worker) -> None:
                 return "not valid"
         """,
     )
-    parcel = Parcel.of([module.f])
+    parcel = PickledObjects.of([module.f])
     break_file(program, "models")
     assert worker.call(parcel, 0, 2) == ({"lines": [{"n": 1}, {"n": 2}]}, True)
     assert worker.call(parcel, 0, -2) == "not valid"
@@ -284,7 +284,7 @@ def test_what_a_worker_cannot_know_is_imported(program: Program, worker: Worker)
         def f(name): return getattr(__import__("dynamic"), name) + 1
         """,
     )
-    parcel = Parcel.of([module.f])
+    parcel = PickledObjects.of([module.f])
     program.write(
         "dynamic",
         """
@@ -314,7 +314,7 @@ def test_a_module_that_starts_when_imported_is_refused(program: Program, worker:
     module = program.module(
         "unguarded", "HIDDEN = 1\ndef f(name): return getattr(__import__('unguarded'), name)\n"
     )
-    parcel = Parcel.of([module.f])
+    parcel = PickledObjects.of([module.f])
     program.write(
         "unguarded",
         (
@@ -341,13 +341,13 @@ def test_a_worker_keeps_two_programs_apart(program: Program, worker: Worker) -> 
             return twice.VERSION, seen
         """,
     )
-    first = Parcel.of([module.f])
+    first = PickledObjects.of([module.f])
     vars(module)["VERSION"] = 2
-    second = Parcel.of([module.f])
+    second = PickledObjects.of([module.f])
     assert worker.call(first, 0, "a") == (1, ["a"])
     assert worker.call(second, 0, "b") == (2, ["b"])
     assert worker.call(first, 0, "c") == (1, ["a", "c"])
-    again = Parcel.of([module.f])
+    again = PickledObjects.of([module.f])
     assert worker.call(again, 0, "d") == (2, ["d"]), "begins with its variables"
 
 
@@ -361,7 +361,7 @@ def test_a_module_named_as_a_library_is_its_own_file(program: Program, worker: W
         )
     finally:
         sys.path.remove(str(program.folder / "later"))
-    assert worker.call(Parcel.of([module.f]), 0, "HIDDEN") == (1, "tabnanny")
+    assert worker.call(PickledObjects.of([module.f]), 0, "HIDDEN") == (1, "tabnanny")
 
 
 def test_folders_without_init_to_import_from(program: Program, worker: Worker) -> None:
@@ -374,7 +374,7 @@ def test_folders_without_init_to_import_from(program: Program, worker: Worker) -
             "x * vat.RATE\n"
         ),
     )
-    first, second = Parcel.of([module.f]), Parcel.of([module.f])
+    first, second = PickledObjects.of([module.f]), PickledObjects.of([module.f])
     assert [worker.call(parcel, 0, 3) for parcel in (first, second, first)] == [6, 6, 6]
 
 
@@ -389,7 +389,7 @@ def test_what_a_worker_does_not_have_is_told_in_words(program: Program, worker: 
         vars(module)["thing"] = functools.partial(print, gone)
         gone.__name__ = "statistics_gone"
         gone.__file__ = "/nowhere/site-packages/statistics_gone.py"
-        parcel = Parcel.of([module.f])
+        parcel = PickledObjects.of([module.f])
     finally:
         del sys.modules["statistics_gone"]
     with pytest.raises(RuntimeError, match=r"ModuleNotFoundError.*named 'statistics_gone'"):
@@ -409,7 +409,7 @@ def test_a_copy_in_the_same_process_leaves_the_program_as_it_is(program: Program
         """,
     )
     area = module.Box.area
-    (f,) = Parcel.of([module.f]).copy()
+    (f,) = PickledObjects.of([module.f]).copy()
     seen, box = f(1)
     assert (seen, module.seen) == ([1], [])
     assert box is not module.Box
@@ -529,7 +529,7 @@ def test_enums(program: Program, worker: Worker, case: str) -> None:
     """,
     )
     module = __import__(name)
-    parcel = Parcel.of([module.f, module.count])
+    parcel = PickledObjects.of([module.f, module.count])
     program.write(name, "raise RuntimeError('imported again')")
     assert worker.call(parcel, 0) == module.f()
     assert worker.call(parcel, 1) == len(module.made)
@@ -583,7 +583,7 @@ def test_a_registry_has_the_classes_that_others_have(program: Program, worker: W
     for number, content in enumerate(
         ([module.f], [module.Buy, module.f], [module.Sell, module.f], [module.Meta, module.f])
     ):
-        parcel = Parcel.of([*content, module.later])
+        parcel = PickledObjects.of([*content, module.later])
         assert worker.call(parcel, len(content) - 1) == module.f(), number
         assert worker.call(parcel, len(content)) == (True, 111)
 
@@ -628,7 +628,7 @@ def test_an_instance_that_is_hashed_is_found_again(program: Program, worker: Wor
         [module.Own, module.f],
         [module.SINGLE, module.ONE, module.f],
     ):
-        assert worker.call(Parcel.of(content), len(content) - 1, 0) == (
+        assert worker.call(PickledObjects.of(content), len(content) - 1, 0) == (
             (1, 2, True, True, True),
             True,
             True,
@@ -685,7 +685,7 @@ def test_slots_generics_protocols_and_typed_dicts(program: Program, worker: Work
         [module.Leaf, module.f],
         [module.Wide, module.Below, module.Louder, module.f],
     ):
-        assert worker.call(Parcel.of(content), len(content) - 1) == module.f()
+        assert worker.call(PickledObjects.of(content), len(content) - 1) == module.f()
 
 
 def test_models_of_attrs_and_generic_ones_of_pydantic(program: Program, worker: Worker) -> None:
@@ -727,5 +727,5 @@ def test_models_of_attrs_and_generic_ones_of_pydantic(program: Program, worker: 
             return repr((KNOWN[Line(1)], refused, attrs.asdict(Order([Line(2)])), boxes))
         """,
     )
-    assert worker.call(Parcel.of([module.f]), 0, 3) == module.f(3)
-    assert worker.call(Parcel.of([module.Ints, module.f]), 1, 3) == module.f(3)
+    assert worker.call(PickledObjects.of([module.f]), 0, 3) == module.f(3)
+    assert worker.call(PickledObjects.of([module.Ints, module.f]), 1, 3) == module.f(3)

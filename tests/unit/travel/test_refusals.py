@@ -31,7 +31,7 @@ from everflow.errors import TopologyError
 from everflow.spark.columns import function_of
 from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
 from everflow.travel.own_code import INSTALLED_FOLDERS, belongs, is_own
-from everflow.travel.parcel import Parcel
+from everflow.travel.pickled_objects import PickledObjects
 from everflow.travel.refusals import DRIVER_TYPES
 from unit.travel.travelling import Program
 
@@ -364,7 +364,7 @@ def test_a_closure_has_what_it_held() -> None:
 
 def test_it_shares_variables_with_other_functions_of_the_program_in_a_worker() -> None:
     SEEN.clear()
-    udf, others = Parcel.of([read_back(noted), lambda: SEEN]).copy()
+    udf, others = PickledObjects.of([read_back(noted), lambda: SEEN]).copy()
     udf(5)
     assert others() == [5]
     assert SEEN == []

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from everflow.travel.parcel import Parcel
+from everflow.travel.pickled_objects import PickledObjects
 
 _WORKER = """
 import base64, pickle, sys, traceback
@@ -36,7 +36,7 @@ class Worker:
             [sys.executable, "-c", _WORKER], env={"PYTHONPATH": str(folder)}, **pipes
         )
 
-    def call(self, parcel: Parcel, place: int, *arguments: Any) -> Any:
+    def call(self, parcel: PickledObjects, place: int, *arguments: Any) -> Any:
         """The result of the function at ``place`` of the parcel; RuntimeError with what it
         raised."""
         assert self._process.stdin

@@ -430,7 +430,7 @@ def test_no_more_pages_are_held_than_there_are() -> None:
 
 
 def test_a_worker_closes_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "_held", RetainedPages())
+    monkeypatch.setattr(serve, "_retained", RetainedPages())
     path = str(tmp_path / "s")
     before = LmdbStore.open(path, kind="key_value")
     before.claim("i")
@@ -438,7 +438,7 @@ def test_a_worker_closes_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for batch, most in (("1", LARGE), ("2", PAGE_BYTES)):
         given = StoreChanges("s", keys, [batch.encode()] * 100, np.zeros(100, np.int64))
         expected = Owner("i", "" if batch == "1" else "1")
-        WorkerPorts(held_bytes=most).apply(path, given, None, expected, batch, {})
+        WorkerPorts(most_retained_bytes=most).apply(path, given, None, expected, batch, {})
         assert (LmdbStore.open(path) is before) == (most == LARGE)
     with LmdbStore.open(path).snapshot() as view:
         assert view.get_many(keys) == [bytes(8) + b"2"] * 100

@@ -37,9 +37,9 @@ from everflow.dsl.expressions import (
 from everflow.dsl.graph_builder import GraphBuilder, Stream, store_spec
 from everflow.dsl.lowering.joins import in_windows_of
 from everflow.dsl.lowering.tables import (
+    buffered,
     closes_after_ms,
     emit_each_update,
-    held_back,
     latest_updates,
     stored_table,
     tells_old,
@@ -301,7 +301,7 @@ class Aggregation:
         return self._add(spec, inputs, value_serde, folds)
 
     def _input(self, column: Column, aggregator: Aggregator, edge: Edge) -> Column:
-        """An aggregate's column; Spark's own hash where values are only told apart."""
+        """An aggregate's column; Spark's own hash where values are only distinguished."""
         if aggregator.kind != "approx_count_distinct":
             return column
         type_ = analyse(column, edge.type).type
@@ -439,7 +439,7 @@ class Aggregation:
         claimed = graph.claim_beside(f"{self.store}-{kept}", self.store, "emit_strategy")
         if early is not None:
             emit_each_update(graph, table.node)
-        return held_back(
+        return buffered(
             table,
             f"{node_name}-{kept}",
             claimed,
@@ -467,14 +467,14 @@ class Aggregation:
         return own, store_spec(spec.numbers, (spec.key_serde, serdes.long()), private=True)
 
 
-def _column(name: str, aggregator: Aggregator, given: object) -> Column:
-    if isinstance(given, Column):
-        return given
-    if isinstance(given, str):
-        return F.col(given)
+def _column(name: str, aggregator: Aggregator, column: object) -> Column:
+    if isinstance(column, Column):
+        return column
+    if isinstance(column, str):
+        return F.col(column)
     made = f"agg.{aggregator.kind}"
     raise TopologyError(
-        f"aggregate: {name}={made}({given!r}) takes a Column or a column's name, e.g. "
+        f"aggregate: {name}={made}({column!r}) takes a Column or a column's name, e.g. "
         f"{made}('value.amount')"
     )
 
@@ -541,13 +541,13 @@ def _written(edge: Edge, serdes: tuple[object, object]) -> Edge:
     return edge.with_serdes(key, value)
 
 
-def given_fields(
-    given: dict[str, Any], names: tuple[str, ...]
+def aggregate_fields(
+    arguments: dict[str, Any], names: tuple[str, ...]
 ) -> tuple[dict[str, Aggregator], dict[str, Any]]:
     """The built-in aggregates of a call, and its options, of the ``names``, that are none."""
-    options = {name: given[name] for name in names if name in given}
+    options = {name: arguments[name] for name in names if name in arguments}
     fields = {name: one for name, one in options.items() if isinstance(one, Aggregator)}
-    fields |= given["aggregators"]
+    fields |= arguments["aggregators"]
     return fields, {name: None if name in fields else one for name, one in options.items()}
 
 
@@ -565,9 +565,9 @@ def check_aggregates(fields: dict[str, Aggregator], options: dict[str, Any]) -> 
             "aggregate takes either built-ins, e.g. n=agg.count(), or initializer= and aggregator= "
             "functions"
         )
-    for name, given in fields.items():
-        if not isinstance(given, Aggregator):
+    for name, aggregator in fields.items():
+        if not isinstance(aggregator, Aggregator):
             raise TopologyError(
-                f"aggregate: {name}={given!r} is not an aggregate; write for example "
+                f"aggregate: {name}={aggregator!r} is not an aggregate; write for example "
                 f"{name}=agg.sum('value.amount')"
             )

@@ -55,11 +55,11 @@ from everflow.operators.joins import (
     TableTableJoin,
     joined_type,
 )
-from everflow.operators.joins.lookup_join import GlobalLookupJoin, LookupJoin, WaitingRoom
+from everflow.operators.joins.lookup_join import GlobalLookupJoin, LookupJoin, PendingLookups
 from everflow.operators.joins.stream_table import (
     AsOfJoin,
+    GraceBuffer,
     GraceWait,
-    HeldBack,
     StreamGlobalJoin,
     mapped_type,
 )
@@ -105,14 +105,14 @@ class JoinCall:
 
     @staticmethod
     def of(
-        left: Stream, kind: JoinKind, given: dict[str, Any], operator: str | None = None
+        left: Stream, kind: JoinKind, arguments: dict[str, Any], operator: str | None = None
     ) -> tuple[JoinCall, dict[str, Any]]:
-        """The call whose arguments were ``given``, and its other options, of which one that is a
+        """The call with these ``arguments``, and its other options, of which one that is a
         Column is a field of that name. ``operator``: left out, as the ``kind`` is called."""
-        operator, joiner = operator or _OPERATORS[kind], given["joiner"]
-        options = {name: given[name] for name in _OPTIONS if name in given}
+        operator, joiner = operator or _OPERATORS[kind], arguments["joiner"]
+        options = {name: arguments[name] for name in _OPTIONS if name in arguments}
         columns = {name: one for name, one in options.items() if isinstance(one, Column)}
-        fields = columns | given["fields"]
+        fields = columns | arguments["fields"]
         options = {name: None if name in fields else one for name, one in options.items()}
         if fields and joiner is not None:
             raise TopologyError(f"{operator} takes one joiner or field=Column arguments, not both")
@@ -255,11 +255,11 @@ def joined_with_table(
     reads = specs_of(table)
     stores = tuple(spec.name for spec in reads)
     if grace is not None:
-        held = _held_back(stream, right, reads, call, grace)
-        waiting = GraceWait(held, kind.keeps_left)
-        stream = stream.kept(f"{node_name}-waiting", PREPARE, waiting, (held.store,))
+        buffer = _grace_buffer(stream, right, reads, call, grace)
+        waiting = GraceWait(buffer, kind.keeps_left)
+        stream = stream.kept(f"{node_name}-waiting", PREPARE, waiting, (buffer.store,))
         sides[0] = stream.node
-        stores = (*stores, held.store.name)
+        stores = (*stores, buffer.store.name)
     joined = stream.kept(
         node_name,
         "JOIN",
@@ -272,13 +272,13 @@ def joined_with_table(
     return call.made(joined)
 
 
-def _held_back(
+def _grace_buffer(
     stream: Stream,
     right: Stream,
     tables: tuple[StoreSpec, ...],
     call: JoinCall,
     grace: Duration,
-) -> HeldBack:
+) -> GraceBuffer:
     """Where the stream's records wait for the table, whose entries are made of ``tables``."""
     grace_ms = checked_ms(grace, f"{call.operator}: a grace")
     versioned = f"{call.operator} with grace= takes a versioned table, which knows what was at a "
@@ -304,10 +304,10 @@ def _held_back(
     return _buffer(stream, call, grace_ms, claimed)
 
 
-def _buffer(stream: Stream, call: JoinCall, grace_ms: int, claimed: str) -> HeldBack:
+def _buffer(stream: Stream, call: JoinCall, grace_ms: int, claimed: str) -> GraceBuffer:
     key_serde, value_serde = stream.edge.serdes(call.operator)
     spec = bytes_store(claimed)
-    return HeldBack(store=spec, key_serde=key_serde, value_serde=value_serde, grace_ms=grace_ms)
+    return GraceBuffer(store=spec, key_serde=key_serde, value_serde=value_serde, grace_ms=grace_ms)
 
 
 def joined_with_stream(
@@ -446,20 +446,20 @@ def joined_as_of(
     lefts, rights = call.copartitioned(call.left, "-left"), call.copartitioned(right, "-right")
     # A record is there for as long as stream time is not beyond, not only below.
     kept = window_store(claimed, rights.edge.serdes(call.operator), tolerance_ms + grace_ms + 1)
-    held = None
+    buffer = None
     if grace_ms:
         beside = graph.claim_beside(f"{claimed}-waiting", claimed, call.operator)
-        held = _buffer(lefts, call, grace_ms, beside)
+        buffer = _buffer(lefts, call, grace_ms, beside)
     operator = AsOfJoin(
         kind=kind,
         right=kept,
         type=rights.edge.type.value,
         tolerance_ms=tolerance_ms,
-        held=held,
+        buffer=buffer,
         left_first=graph.hands_on_first(lefts.node, rights.node),
     )
     name, edge = graph.node_name(call.name, "KSTREAM-ASOFJOIN-"), call.edge(lefts, rights)
-    stores = (kept,) if held is None else (kept, held.store)
+    stores = (kept,) if buffer is None else (kept, buffer.store)
     sides = (lefts.node, rights.node)
     return call.made(lefts.kept(name, "JOIN", operator, stores, edge, sides=sides))
 
@@ -497,9 +497,9 @@ def looked_up(
     timeout_ms = None if timeout is None else checked_ms(timeout, "lookup_join: timeout", 1)
     grace_ms = None if grace is None else checked_ms(grace, "lookup_join: a grace")
 
-    def room(stream: Stream) -> WaitingRoom:
+    def pending(stream: Stream) -> PendingLookups:
         key_serde, value_serde = stream.edge.serdes("lookup_join")
-        return WaitingRoom(
+        return PendingLookups(
             store=bytes_store(stream.graph.claim_store(call.store, "lookup_join")),
             key_serde=key_serde,
             value_serde=value_serde,
@@ -509,17 +509,19 @@ def looked_up(
         )
 
     if not is_global:
-        return call.made(_in_table(call, right, room))
+        return call.made(_in_table(call, right, pending))
     call.check_builder(right)
-    left, waiting = call.left, room(call.left)
-    operator = GlobalLookupJoin(table=whole_table(right), kind=call.kind, room=waiting)
+    left, lookups = call.left, pending(call.left)
+    operator = GlobalLookupJoin(table=whole_table(right), kind=call.kind, pending=lookups)
     node_name = left.graph.node_name(call.name, "KSTREAM-LOOKUPJOIN-")
     selected = with_foreign_key(left, right, on, "lookup_join", f"{node_name}-on")
     edge = left.edge.with_types(value=joined_type(left.edge.type.value, right.edge.type.value))
-    return call.made(selected.kept(node_name, "JOIN", operator, (waiting.store,), edge))
+    return call.made(selected.kept(node_name, "JOIN", operator, (lookups.store,), edge))
 
 
-def _in_table(call: JoinCall, right: Stream, room_of: Callable[[Stream], WaitingRoom]) -> Stream:
+def _in_table(
+    call: JoinCall, right: Stream, pending_of: Callable[[Stream], PendingLookups]
+) -> Stream:
     call.check_sides(right)
     stream = call.copartitioned(call.left, "")
     sides = [stream.node, right.node]
@@ -531,18 +533,20 @@ def _in_table(call: JoinCall, right: Stream, room_of: Callable[[Stream], Waiting
             f"lookup_join waits for what is there now, and {history!r} keeps a history: write "
             f"join(table, grace=..., store='a-name') to wait for late updates of it"
         )
-    room = room_of(stream)
+    pending = pending_of(stream)
     node_name = stream.graph.node_name(call.name, "KSTREAM-LOOKUPJOIN-")
     first = stream.graph.reaches_first(right.node, stream.node)
     return stream.kept(
         node_name,
         "JOIN",
-        LookupJoin(table=table, kind=call.kind, room=room, table_first=first),
-        (room.store,),
+        LookupJoin(table=table, kind=call.kind, pending=pending, table_first=first),
+        (pending.store,),
         call.edge(stream, right),
         sides=tuple(sides),
         reads=reads,
-        parts=(Part(node_name, (stream.node,), (room.store.name, *(one.name for one in reads))),),
+        parts=(
+            Part(node_name, (stream.node,), (pending.store.name, *(one.name for one in reads))),
+        ),
     )
 
 
@@ -582,7 +586,7 @@ def joined_with_global(
 _FOREIGN_RESULT = "KTABLE-FK-JOIN-OUTPUT-"
 """How Kafka Streams calls the table that it makes of the results, and its store."""
 _NAMES = 13
-"""How many names Kafka Streams makes up for one; with a name given, too."""
+"""How many names Kafka Streams makes up for one; with a name of the user's, too."""
 
 
 def joined_by_key(call: JoinCall, right: Stream) -> Stream:

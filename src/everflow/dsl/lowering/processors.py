@@ -87,43 +87,43 @@ TRANSFORMERS = Form(ValueTransformer, FunctionTransformer, ("key", "value", "con
 
 
 def supplier(
-    form: Form, given: object, operator: str
+    form: Form, factory: object, operator: str
 ) -> tuple[Callable[[], Processor], type[Processor]]:
     """What makes processors, and their class. TopologyError for what makes none."""
-    if isinstance(given, Processor):
+    if isinstance(factory, Processor):
         raise TopologyError(
-            f"{operator} found a {type(given).__name__}; each task needs a processor of its own: "
-            f"pass the class, or a function that makes one, lambda: {type(given).__name__}(...)"
+            f"{operator} found a {type(factory).__name__}; each task needs a processor of its own: "
+            f"pass the class, or a function that makes one, lambda: {type(factory).__name__}(...)"
         )
-    refuse_pyspark(given, operator)
-    if not callable(given):
-        raise TopologyError(f"{operator} takes {form.taken}, found {given!r}")
-    makes = isinstance(given, type) or required_parameters(given) == 0
+    refuse_pyspark(factory, operator)
+    if not callable(factory):
+        raise TopologyError(f"{operator} takes {form.taken}, found {factory!r}")
+    makes = isinstance(factory, type) or required_parameters(factory) == 0
     if not makes:
         names = form.parameters
-        if form.optional and required_parameters(given) != len(names):
+        if form.optional and required_parameters(factory) != len(names):
             names = names[:-1]
-        check_parameters(given, names, operator)
-        return FunctionSupplier(form.function, given), form.function
-    if inspect.isabstract(given):
-        missing = ", ".join(sorted(getattr(given, "__abstractmethods__", ())))
+        check_parameters(factory, names, operator)
+        return FunctionSupplier(form.function, factory), form.function
+    if inspect.isabstract(factory):
+        missing = ", ".join(sorted(getattr(factory, "__abstractmethods__", ())))
         raise TopologyError(
-            f"{operator}: {function_name(given)} is no whole {form.base.__name__}, it lacks "
+            f"{operator}: {function_name(factory)} is no whole {form.base.__name__}, it lacks "
             f"{missing}"
         )
     try:
-        made = given()
+        made = factory()
     except Exception as error:
         raise TopologyError(
-            f"{operator}: {function_name(given)}() makes no processor: {error!r}; pass a "
-            f"function that does, lambda: {function_name(given)}(...)"
+            f"{operator}: {function_name(factory)}() makes no processor: {error!r}; pass a "
+            f"function that does, lambda: {function_name(factory)}(...)"
         ) from error
     transforms = isinstance(made, ValueTransformer)
     if not isinstance(made, form.base) or transforms != (form.base is ValueTransformer):
         raise TopologyError(
-            f"{operator} takes {form.taken}; {function_name(given)}() gave {made!r}"
+            f"{operator} takes {form.taken}; {function_name(factory)}() gave {made!r}"
         )
-    return given, type(made)
+    return factory, type(made)
 
 
 _TAKES = (
@@ -133,20 +133,20 @@ _TAKES = (
 
 
 class ConnectedStores:
-    """The stores that a processor behind ``stream`` was ``given``. ``nodes``: those of the tables
+    """The ``stores`` of a processor behind ``stream``. ``nodes``: those of the tables
     that it reads, in the order of ``tables``. TopologyError for what is no store."""
 
-    def __init__(self, stream: Stream, given: Iterable[object], operator: str) -> None:
-        if isinstance(given, str | StoreSpec):
+    def __init__(self, stream: Stream, stores: Iterable[object], operator: str) -> None:
+        if isinstance(stores, str | StoreSpec):
             raise TopologyError(
-                f"{operator}: stores takes a list, stores=[...]; found {given!r:.100}"
+                f"{operator}: stores takes a list, stores=[...]; found {stores!r:.100}"
             )
         self._stream, self._graph, self._operator = stream.node, stream.graph, operator
         self.specs: list[StoreSpec] = []
         self.tables: list[JoinedTable] = []
         self.nodes: list[str] = []
         self.global_tables: list[StoreSpec] = []
-        for one in given:
+        for one in stores:
             self._add(one)
         names = [*self.names, *(spec.name for spec in self.global_tables)]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -172,7 +172,7 @@ class ConnectedStores:
             return
         if not isinstance(one, str):
             raise TopologyError(f"{operator}: {_TAKES}, found {one!r}")
-        node = graph.keeper_of(one)
+        node = graph.node_of_store(one)
         if isinstance(node, GlobalTableNode):
             self.global_tables.append(node.store)
             return
@@ -200,14 +200,14 @@ class ConnectedStores:
 @dataclass(frozen=True)
 class ProcessorCall:
     operator: str
-    given: object
+    processor: object
     stores: Iterable[object]
     name: str | None
 
     @property
     def named(self) -> Callable[..., Any]:
         """For messages."""
-        return self.given if callable(self.given) else type(self.given)
+        return self.processor if callable(self.processor) else type(self.processor)
 
     def made(
         self, stream: Stream, edge: Edge, children: tuple[str, ...], *, keeps_key: bool
@@ -223,14 +223,14 @@ class ProcessorCall:
         node = self.node(stream, name, edge, PROCESSORS, children, keeps_key=keeps_key)
         if not children:
             return stream.behind(node.name, edge, changes_key=not keeps_key)
-        given = stream.behind(node.name, Edge(node.out, None, None), changes_key=True)
+        output = stream.behind(node.name, Edge(node.out, None, None), changes_key=True)
         return {
-            child: self._child(given, edge, number, child) for number, child in enumerate(children)
+            child: self._child(output, edge, number, child) for number, child in enumerate(children)
         }
 
     def node(
         self,
-        given: Stream,
+        stream: Stream,
         name: str,
         edge: Edge,
         form: Form,
@@ -239,8 +239,8 @@ class ProcessorCall:
         keeps_key: bool = True,
         label: str = "PROCESSOR",
     ) -> StatefulNode:
-        made_by, kind = supplier(form, self.given, self.operator)
-        kept = ConnectedStores(given, self.stores, self.operator)
+        made_by, kind = supplier(form, self.processor, self.operator)
+        kept = ConnectedStores(stream, self.stores, self.operator)
         spec = ProcessSpec(
             supplier=made_by,
             specs=tuple(kept.specs),
@@ -250,27 +250,29 @@ class ProcessorCall:
             children=children,
             keeps_key=keeps_key,
             punctuations=punctuations(kind),
-            key_serde=given.edge.key_serde,
+            key_serde=stream.edge.key_serde,
             transforms=form is TRANSFORMERS,
         )
         node = StatefulNode(
             name,
-            (given.node, *kept.nodes),
+            (stream.node, *kept.nodes),
             EdgeType(edge.type.key, tagged(edge.type.value, children)),
             label,
             spec,
             spec.specs,
             reads=kept.reads,
-            parts=(Part(name, (given.node,), kept.names),) if kept.nodes else (),
+            parts=(Part(name, (stream.node,), kept.names),) if kept.nodes else (),
         )
-        given.graph.add(node)
+        stream.graph.add(node)
         return node
 
-    def _child(self, given: Stream, edge: Edge, number: int, child: str) -> Stream:
+    def _child(self, output: Stream, edge: Edge, number: int, child: str) -> Stream:
         chosen = F.coalesce(F.col("value.child") == F.lit(number), F.lit(True))
-        wanted = predicate(chosen, given.edge)
-        value = analyse(F.col("value.value"), given.edge.type)
-        return given.projected(f"{given.node}-{child}", CHILD, edge, predicate=wanted, value=value)
+        wanted = predicate(chosen, output.edge)
+        value = analyse(F.col("value.value"), output.edge.type)
+        return output.projected(
+            f"{output.node}-{child}", CHILD, edge, predicate=wanted, value=value
+        )
 
 
 def deduplicated(
@@ -290,7 +292,7 @@ def deduplicated(
     if stream.key_changed:
         topic = graph.check_repartition_name(name or kept, "deduplicate")
         stream = stream.repartitioned(topic, "deduplicate")
-    edge, given = stream.edge, stream
+    edge, with_ids = stream.edge, stream
     if by is None:
         id_serde = edge.written_key("deduplicate")
     else:
@@ -299,7 +301,7 @@ def deduplicated(
         else:
             kind = result_type(returns, by, "deduplicate")
             by = key_value_function(by, "deduplicate: by")
-        given = with_answer(stream, f"{node_name}-ids", "deduplicate", by, kind)
+        with_ids = with_answer(stream, f"{node_name}-ids", "deduplicate", by, kind)
         ids_edge = Edge(EdgeType(kind, edge.type.value), default_serde(kind), None)
         id_serde = ids_edge.with_serdes(result_serde(returns)).written_key("deduplicate")
     spec = DeduplicateSpec(
@@ -311,4 +313,4 @@ def deduplicated(
         beside=by is not None,
     )
     ids = window_store(kept, (id_serde, spec.value_serde), spec.retention_ms, within_ms)
-    return given.kept(node_name, "DEDUPLICATE", spec, (ids,), edge)
+    return with_ids.kept(node_name, "DEDUPLICATE", spec, (ids,), edge)

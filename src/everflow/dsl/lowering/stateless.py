@@ -72,8 +72,8 @@ def mapped(
         edge = _pair_edge(stream, "map", mapper, returns)
         return _function(stream, label, "map", mapper, edge, name, changes_key=True)
     if mapper is not None:
-        given = analyse(mapper, stream.edge.type)
-        _check_pair("map", given.type)
+        made = analyse(mapper, stream.edge.type)
+        _check_pair("map", made.type)
         key, value = mapper.getField("key"), mapper.getField("value")
     if key is None and value is None:
         raise TopologyError("map needs key=, value= or a function of (key, value)")
@@ -317,8 +317,8 @@ def _unnest(
 ) -> Stream:
     node_name = stream.graph.node_name(name, f"KSTREAM-{label}-")
     listed = Edge.inside(stream.edge.type.key, elements.type)
-    given = stream.projected(f"{node_name}-elements", PREPARE, listed, value=elements)
-    node = UnnestNode(node_name, (given.node,), edge.type, keyed, changes_key=keyed)
+    lists = stream.projected(f"{node_name}-elements", PREPARE, listed, value=elements)
+    node = UnnestNode(node_name, (lists.node,), edge.type, keyed, changes_key=keyed)
     return stream.behind(stream.graph.add(node), edge, changes_key=keyed)
 
 
@@ -356,14 +356,14 @@ def _check_pair(operator: str, type_: pa.DataType) -> tuple[pa.DataType, pa.Data
 # --- where records are written --------------------------------------------------------------------
 
 
-def key_partitioner_of(given: object, operator: str) -> str | FunctionExpr | None:
+def key_partitioner_of(partitioner: object, operator: str) -> str | FunctionExpr | None:
     part = f"{operator}: partitioner"
-    if given is None:
+    if partitioner is None:
         return None
-    if not callable(given):
-        return _by_hash(given, part, "or")
-    check_parameters(given, ("topic", "key", "value", "partitions"), part)
-    return FunctionExpr(given, pa.int64())
+    if not callable(partitioner):
+        return _by_hash(partitioner, part, "or")
+    check_parameters(partitioner, ("topic", "key", "value", "partitions"), part)
+    return FunctionExpr(partitioner, pa.int64())
 
 
 def target_of(topic: str | Expression, edge: Edge) -> str | ColumnExpr | FunctionExpr:
@@ -379,23 +379,23 @@ def target_of(topic: str | Expression, edge: Edge) -> str | ColumnExpr | Functio
 
 
 def partitioner_of(
-    given: object, edge: Edge, operator: str, topic: object = ""
+    partitioner: object, edge: Edge, operator: str, topic: object = ""
 ) -> Partitioner | None:
-    if given is None:
+    if partitioner is None:
         return None
     part = f"{operator}: partitioner"
-    if isinstance(given, str):
-        return _by_hash(given, part, f"a Column, F.col({given!r}), or")
-    if not is_column(given, part):
-        assert callable(given)
-        check_parameters(given, ("topic", "key", "value", "partitions"), part)
-        return FunctionExpr(given, pa.list_(pa.int64()))
+    if isinstance(partitioner, str):
+        return _by_hash(partitioner, part, f"a Column, F.col({partitioner!r}), or")
+    if not is_column(partitioner, part):
+        assert callable(partitioner)
+        check_parameters(partitioner, ("topic", "key", "value", "partitions"), part)
+        return FunctionExpr(partitioner, pa.list_(pa.int64()))
     if isinstance(topic, ColumnExpr):
         raise TopologyError(
             f"{part} and topic are both Columns; give one of them as a function, as in "
             f"partitioner=lambda topic, key, value, partitions: ..."
         )
-    found = analyse(given, edge.type)
+    found = analyse(partitioner, edge.type)
     if found.calls:
         raise TopologyError(
             f"{part} cannot be a Column that calls Python functions; pass a function of (topic, "
@@ -403,20 +403,20 @@ def partitioner_of(
         )
     if pa.types.is_integer(found.type):
         is_long = pa.types.is_int64(found.type)
-        return found if is_long else analyse(given.cast("bigint"), edge.type)
+        return found if is_long else analyse(partitioner.cast("bigint"), edge.type)
     if pa.types.is_list(found.type) and pa.types.is_integer(found.type.value_type):
-        return analyse(given.cast("array<bigint>"), edge.type)
+        return analyse(partitioner.cast("array<bigint>"), edge.type)
     raise TopologyError(
         f"{part}: {found.column} is {type_text(found.type)}; it is the number of a partition, e.g. "
         f"F.pmod(F.col('value.customer'), F.lit(4)).cast('int'), or an array of numbers"
     )
 
 
-def _by_hash(given: object, part: str, others: str) -> str:
-    if isinstance(given, str) and given in BY_HASH:
-        return given
+def _by_hash(partitioner: object, part: str, others: str) -> str:
+    if isinstance(partitioner, str) and partitioner in BY_HASH:
+        return partitioner
     raise TopologyError(
         f"{part} is one of {', '.join(BY_HASH)}, {others} a function of (topic, key, value, number "
-        f"of partitions) that gives a partition, found {given!r}; 'crc32' is confluent-kafka's "
-        f"(librdkafka's consistent_random), 'murmur2' Java's"
+        f"of partitions) that gives a partition, found {partitioner!r}; 'crc32' is "
+        f"confluent-kafka's (librdkafka's consistent_random), 'murmur2' Java's"
     )

@@ -84,8 +84,8 @@ def with_ttl(
 def table_stores(
     graph: GraphBuilder, name: str, edge: Edge, operator: str, ttl: Duration | None = None
 ) -> tuple[tuple[StoreSpec, ...], TableSpec | VersionedTableSpec | TimeToLiveSpec]:
-    given = graph.options.get(name)
-    history = None if given is None else given.history
+    options = graph.options.get(name)
+    history = None if options is None else options.history
     ttl_ms = None if ttl is None else checked_ttl(ttl, operator)
     if ttl_ms is not None and history is not None:
         raise TopologyError(
@@ -381,28 +381,28 @@ def kept_node(
     return StatefulNode(name, (table.node,), out, "MATERIALIZED", kept, stores)
 
 
-# --- ``KTable.suppress``, and results of windows that close: held back in a store (KIP-328) -------
+# --- ``KTable.suppress``, and results of windows that close: buffered in a store (KIP-328) --------
 
 
-def suppressed(table: Stream, given: object, store: Store | None, name: str | None) -> Stream:
-    if not isinstance(given, Suppressed):
+def suppressed(table: Stream, strategy: object, store: Store | None, name: str | None) -> Stream:
+    if not isinstance(strategy, Suppressed):
         raise TopologyError(
             f"suppress takes Suppressed.until_window_closes() or "
-            f"Suppressed.until_time_limit('1 minute'), found {given!r}"
+            f"Suppressed.until_time_limit('1 minute'), found {strategy!r}"
         )
-    graph, bounds = table.graph, given.buffer.bounds
+    graph, bounds = table.graph, strategy.buffer.bounds
     if is_versioned(graph, table.node):
         raise TopologyError(
             "suppress holds back the updates of a table's latest values, and this table keeps "
             "its history, whose updates come in any order; suppress a table without history="
         )
-    by_window = given.wait_ms is None
-    if by_window and bounds.given and not bounds.stops:
+    by_window = strategy.wait_ms is None
+    if by_window and bounds.limited and not bounds.stops:
         raise TopologyError(
             "a buffer that gives entries early has results that are not final; write "
             "BufferConfig.unbounded(), or BufferConfig.max_records(...).shut_down_when_full()"
         )
-    wait_ms = given.wait_ms
+    wait_ms = strategy.wait_ms
     if wait_ms is None:
         wait_ms = closes_after_ms(graph, table.node)
     if wait_ms is None and _by_numbers(graph, table.node):
@@ -421,10 +421,10 @@ def suppressed(table: Stream, given: object, store: Store | None, name: str | No
         emit_each_update(graph, table.node)
     node_name = graph.node_name(name, "KTABLE-SUPPRESS-")
     claimed = graph.claim_store(store, "suppress")
-    return held_back(table, node_name, claimed, wait_ms=wait_ms, by_window=by_window, bounds=bounds)
+    return buffered(table, node_name, claimed, wait_ms=wait_ms, by_window=by_window, bounds=bounds)
 
 
-def held_back(table: Stream, name: str, store: str, **how: Any) -> Stream:
+def buffered(table: Stream, name: str, store: str, **how: Any) -> Stream:
     """The table behind a node with the buffer ``store``; ``how``: of `SuppressSpec`."""
     key_serde, value_serde = table.edge.serdes("suppress")
     spec = SuppressSpec(
@@ -447,7 +447,7 @@ def closes_after_ms(graph: GraphBuilder, name: str) -> int | None:
         return operator.windows.grace_ms
     if isinstance(operator, AggregateSpec | PythonAggregateSpec) and operator.window is not None:
         return operator.window.grace_ms
-    found = [closes_after_ms(graph, given) for given in node.inputs]
+    found = [closes_after_ms(graph, each) for each in node.inputs]
     known = [wait_ms for wait_ms in found if wait_ms is not None]
     return max(known) if found and len(known) == len(found) else None
 
@@ -456,7 +456,7 @@ def _by_numbers(graph: GraphBuilder, name: str) -> bool:
     node = graph.nodes[name]
     if isinstance(node, StatefulNode) and isinstance(node.operator, CountWindowSpec):
         return True
-    return any(_by_numbers(graph, given) for given in node.inputs)
+    return any(_by_numbers(graph, each) for each in node.inputs)
 
 
 def emit_each_update(graph: GraphBuilder, name: str) -> None:
@@ -464,8 +464,8 @@ def emit_each_update(graph: GraphBuilder, name: str) -> None:
     if isinstance(node, StatefulNode):
         graph.nodes[node.name] = node.giving_every_update()
     elif isinstance(node, ProjectNode | FunctionNode):
-        for given in node.inputs:
-            emit_each_update(graph, given)
+        for each in node.inputs:
+            emit_each_update(graph, each)
 
 
 # --- global tables --------------------------------------------------------------------------------
@@ -481,11 +481,11 @@ Frame: TypeAlias = DataFrame | Callable[[], DataFrame]
 Key: TypeAlias = str | Column | Sequence[str]
 
 
-def frame_rows(given: Frame, key: Column, type_: EdgeType) -> Iterator[tuple[pa.Array, pa.Array]]:
+def frame_rows(source: Frame, key: Column, type_: EdgeType) -> Iterator[tuple[pa.Array, pa.Array]]:
     """Keys and values of a `LoadedTableNode`, in the types of its edge; called on the instance's
     own thread. Raises what Spark and the user's function raise; ValueError where the DataFrame has
     other columns than when the program was built."""
-    frame = given if isinstance(given, DataFrame) else given()
+    frame = source if isinstance(source, DataFrame) else source()
     selected = _selected(frame, key)
     found = _edge_type(selected)
     for part, name in (("key", "key"), ("value", "row")):
@@ -516,7 +516,7 @@ def loaded_table(
     kept = graph.claim_store(store, "global_table_from")
     refresh_ms = None if refresh is None else checked_ms(refresh, "global_table_from: refresh", 1)
     column = _key_column(key)
-    given, found = _given(frame)
+    source, found = _frame_source(frame)
     if found.isStreaming:
         raise TopologyError(
             "global_table_from takes a DataFrame of rows that are there; a streaming one is "
@@ -542,13 +542,13 @@ def loaded_table(
         out=edge.type,
         source=f"{node_name}-rows",
         store=store_spec(kept, written, logging=False),
-        rows=partial(frame_rows, given, column, type_),
+        rows=partial(frame_rows, source, column, type_),
         refresh_ms=refresh_ms,
     )
     return Stream(graph, graph.add(node), edge)
 
 
-def _given(frame: object) -> tuple[Frame, DataFrame]:
+def _frame_source(frame: object) -> tuple[Frame, DataFrame]:
     found = frame() if callable(frame) else frame
     if isinstance(found, DataFrame):
         return found if found is frame else cast(Frame, frame), found

@@ -24,7 +24,7 @@ from everflow.snapshots.query_errors import (
     StateMovingError,
     StoreKindError,
 )
-from everflow.snapshots.snapshot import Rows, batches, opened, room
+from everflow.snapshots.snapshot import Rows, batches, opened, scratch_folder
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.key_ranges import (
     KeyRange,
@@ -410,7 +410,7 @@ def rows_of(
     """The rows of these partitions, each of the moment in which it is begun."""
 
     def parts() -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
-        with room(folder) as home:
+        with scratch_folder(folder) as home:
             for partition in partitions:
                 lag = reader.lag(partition) if columns.lag else None
                 with opened(_copied(reader, partition, home)) as copy:

@@ -13,8 +13,8 @@ from everflow import metrics as names
 from everflow.clock import Clock, Running, on_thread
 from everflow.logs import counted, moves
 from everflow.metrics import Labels, Metrics, Seen
-from everflow.protocol.messages import RENEWED, BatchResult, Printed
-from everflow.records import LATE_UNMATCHED, KeyPlaces
+from everflow.protocol.messages import ABORTED, RENEWED, BatchResult, Printed
+from everflow.records import LATE, LATE_UNMATCHED, KeyPlaces
 
 PRINTED_EVERY_S = 0.5
 HEAD_EVERY = 40
@@ -116,7 +116,6 @@ tables = TablePrinter(_to_stdout)
 
 
 COMMIT_PHASES = ("gate", "offsets", "delivery", "commit", "apply")
-ABORTED = "aborted"
 GATE = "gate"
 """The phase that a batch without a commit does not have."""
 
@@ -137,7 +136,7 @@ WHY = {
         "without a match: they came after the join's window and grace, by the newest record time "
         "of the task (docs/guide/joins.md)"
     ),
-    "late": (
+    LATE: (
         "too late: the window's grace was over, by the newest record time of the task "
         "(docs/guide/time.md)"
     ),

@@ -34,7 +34,7 @@ from everflow.topology.plan import (
     why_not_arrow,
 )
 from everflow.topology.subtopologies import cut
-from everflow.travel.parcel import Parcel
+from everflow.travel.pickled_objects import PickledObjects
 from everflow.travel.refusals import TravelCheck
 from everflow.worker.columns import NodeColumns, PreparedColumns, Selection
 
@@ -135,10 +135,10 @@ def _column(given: ColumnExpr, kind: pa.DataType) -> Column:
     return column.cast(spark_type(kind))
 
 
-def packed(content: Any, plan: PhysicalPlan) -> Parcel:
+def packed(content: Any, plan: PhysicalPlan) -> PickledObjects:
     """TopologyError names function, variable and line of what does not travel any more."""
     try:
-        return Parcel.of(content)
+        return PickledObjects.of(content)
     except Exception:
         check = TravelCheck()
         for op in (*plan.times, *plan.ops):

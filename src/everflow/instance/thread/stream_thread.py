@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from everflow.clock import Clock, Running, Spawn, on_thread
-from everflow.config import BatchLimits
+from everflow.config import EXACTLY_ONCE_V2, BatchLimits
 from everflow.errors import EverflowError, OtherTopicError, RetriableError, TaskMigratedError
 from everflow.instance.commit_gate import GateBook
 from everflow.instance.tasks.recovery import Recovery
@@ -43,7 +43,6 @@ from everflow.logs import moves
 from everflow.memory import WorkerMemory
 from everflow.metrics import Metrics
 from everflow.protocol.messages import (
-    EXACTLY_ONCE_V2,
     BatchFailedError,
     BatchFailure,
     BatchId,

@@ -22,7 +22,7 @@ from everflow.protocol.messages import (
 from everflow.sockets import TooLargeError, read_line, remove_socket_folder, socket_folder
 from everflow.spark.job import ServingJob, SparkGoneError
 from everflow.topology.plan import PhysicalPlan
-from everflow.travel.parcel import Parcel
+from everflow.travel.pickled_objects import PickledObjects
 from everflow.worker.decode import LogDecoder
 from everflow.worker.failures import failure_of_text, says
 from everflow.worker.serve import STOP, LmdbAccess, ResidentStep, WorkerPorts, refuse
@@ -32,9 +32,9 @@ from everflow.worker.task_step import TaskStep
 
 @dataclass(frozen=True)
 class PackedResident:
-    """A `ResidentStep`, serialised as one parcel: its functions share the program's variables."""
+    """A `ResidentStep`, serialised as one object: its functions share the program's variables."""
 
-    work: Parcel
+    work: PickledObjects
     path: str
     """Of the socket where it reads requests."""
 
@@ -57,7 +57,7 @@ def pack(
     read_committed: bool,
     ahead_bytes: int,
     held_bytes: int,
-) -> Parcel:
+) -> PickledObjects:
     """The resident step of a plan, with the program's variables as they are now; no secrets, as
     Spark serialises it. ``held_bytes``: limit of changed pages (`RetainedPages`). TopologyError."""
     sink = KafkaSink(handlers.topic, WorkerPorts(held_bytes), layouts)

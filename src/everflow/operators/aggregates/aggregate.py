@@ -169,10 +169,10 @@ class AggregateSpec(GroupAggregate):
         states = self.state_columns_of(stored.values)
         inputs = self.inputs_of(batch.value, groups.take)
         every = self.emit_every_update
-        given = GroupValues(
+        group_values = GroupValues(
             stored=states, present=stored.present, codes=groups.codes, values=inputs
         )
-        final, shown = self.fold(batch, groups.rows, given, every=every)
+        final, shown = self.fold(batch, groups.rows, group_values, every=every)
         times, shown_times = _times(batch, groups, stored, every)
         shown_values = self.finish(shown if every else final)
         return Folded(self.written(final), times, shown_values, shown_times)
@@ -212,12 +212,12 @@ class AggregateSpec(GroupAggregate):
         return [fields[column.field] for column in self.columns]
 
     def fold(
-        self, batch: EdgeBatch, rows: Int64, given: GroupValues, *, every: bool
+        self, batch: EdgeBatch, rows: Int64, group_values: GroupValues, *, every: bool
     ) -> tuple[list[pa.Array], list[pa.Array]]:
         """See `fold_columns`; a list that is full fails at its record. ``rows``: of the
         contributions."""
         try:
-            return fold_columns(self.columns, given, every=every)
+            return fold_columns(self.columns, group_values, every=every)
         except ListFullError as error:
             full, row = error.column, int(rows[error.at])
             text = (

@@ -99,52 +99,58 @@ class ColumnFold:
     column: StateColumn
     stored: pa.Array
     values: pa.Array | None
-    given: GroupValues
+    group_values: GroupValues
 
     def final(self) -> pa.Array:
         """The state per group after the batch; of one that was merged into another, before that."""
-        op, codes, groups = self.column.op, self.given.codes, len(self.given.present)
+        op, codes, groups = self.column.op, self.group_values.codes, len(self.group_values.present)
         if op == "first":
             return self._picked(self._firsts())
         if op == "last":
             at = np.arange(groups)
             at[codes] = groups + np.arange(len(codes))  # the last assignment wins
             return self._picked(at)
-        if op == "count" and not self.given.merges:
+        if op == "count" and not self.group_values.merges:
             counts = self.stored.fill_null(0).to_numpy().copy()
             np.add.at(counts, codes if self.values is None else codes[valid(self.values)], 1)
             return pa.array(counts, pa.int64())
         fold = self._numbers()
         used = np.flatnonzero(fold.used)
-        stops = [merge.at for merge in self.given.merges]
+        stops = [merge.at for merge in self.group_values.merges]
         bounds = [0, *np.searchsorted(used, np.array(stops, np.int64)).tolist(), len(used)]
         with decimal.localcontext(DIGITS), np.errstate(invalid="ignore", over="ignore"):
             for number, (begin, end) in enumerate(pairwise(bounds)):
                 if number:
-                    fold.merge(self.given.merges[number - 1])
+                    fold.merge(self.group_values.merges[number - 1])
                 fold.add(used[begin:end])
         return fold.back(fold.state, fold.has)
 
     def running(self) -> pa.Array:
         """The state of the group after each contribution (a loop: for `emit_every_update`)."""
-        op, groups, count = self.column.op, len(self.given.present), len(self.given.codes)
+        op, groups, count = (
+            self.column.op,
+            len(self.group_values.present),
+            len(self.group_values.codes),
+        )
         if op == "first":
-            return self._picked(self._firsts()[self.given.codes])
+            return self._picked(self._firsts()[self.group_values.codes])
         if op == "last":
             return self._picked(groups + np.arange(count))
-        if op == "count" and not self.given.merges:
+        if op == "count" and not self.group_values.merges:
             counts = self.stored.fill_null(0).to_pylist()
             counted = np.ones(count, bool) if self.values is None else valid(self.values)
-            told = []
-            for code, used in zip(self.given.codes.tolist(), counted.tolist(), strict=True):
+            running_counts = []
+            for code, used in zip(self.group_values.codes.tolist(), counted.tolist(), strict=True):
                 counts[code] += used
-                told.append(counts[code])
-            return pa.array(told, pa.int64())
-        fold, merges = self._numbers(), {merge.at: merge for merge in self.given.merges}
+                running_counts.append(counts[code])
+            return pa.array(running_counts, pa.int64())
+        fold, merges = self._numbers(), {merge.at: merge for merge in self.group_values.merges}
         state, has, values, ufunc = fold.state, fold.has, fold.values, fold.ufunc
         found, found_has = np.empty(count, state.dtype), np.zeros(count, bool)
         with decimal.localcontext(DIGITS), np.errstate(invalid="ignore", over="ignore"):
-            for index, (code, used) in enumerate(zip(self.given.codes, fold.used, strict=True)):
+            for index, (code, used) in enumerate(
+                zip(self.group_values.codes, fold.used, strict=True)
+            ):
                 if index in merges:
                     fold.merge(merges[index])
                 if used:
@@ -159,11 +165,11 @@ class ColumnFold:
         return pa.concat_arrays([self.stored, values]).take(at)
 
     def _firsts(self) -> Int64:
-        groups = len(self.given.present)
+        groups = len(self.group_values.present)
         at = np.arange(groups)
-        new = np.flatnonzero(~self.given.present[self.given.codes])
-        at[self.given.codes[new][::-1]] = groups + new[::-1]
-        for merge in self.given.merges:  # it began where the earliest of its parents began
+        new = np.flatnonzero(~self.group_values.present[self.group_values.codes])
+        at[self.group_values.codes[new][::-1]] = groups + new[::-1]
+        for merge in self.group_values.merges:  # it began where the earliest of its parents began
             at[merge.group] = at[merge.parents[0]]
         return at
 
@@ -172,14 +178,14 @@ class ColumnFold:
         if column.op == "count":  # a sum of ones that begins with 0
             column, stored = replace(column, op="sum"), stored.fill_null(0)
             mask = None if self.values is None else ~valid(self.values)
-            values = pa.array(np.ones(len(self.given.codes), np.int64), mask=mask)
+            values = pa.array(np.ones(len(self.group_values.codes), np.int64), mask=mask)
         else:
             assert self.values is not None
             values = as_operands(column, self.values)
         numbers, back = as_numbers(column, stored, values)
-        groups = len(self.given.present)
+        groups = len(self.group_values.present)
         return _Numbers(
-            codes=self.given.codes,
+            codes=self.group_values.codes,
             state=numbers[:groups].copy(),
             has=valid(stored).copy(),
             values=numbers[groups:],
@@ -289,7 +295,7 @@ def as_numbers(
     return ranks, of_ranks
 
 
-# --- what a fold is given: states and values, each of a group, in order ---------------------------
+# --- the input of a fold: states and values, each of a group, in order ----------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -689,9 +695,9 @@ def _add(words: _Words, width: int, groups: Int64, hashes: _Words, precision: in
     slots, new = registers[last] % _PER_WORD, ranks[last].astype(np.uint64)
     for slot in range(_PER_WORD):
         mine, shift = slots == slot, np.uint64(slot * _BITS)
-        held = words[at[mine]]
-        more = np.maximum((held >> shift) & _MASK, new[mine])
-        words[at[mine]] = (held & ~(_MASK << shift)) | (more << shift)
+        packed = words[at[mine]]
+        more = np.maximum((packed >> shift) & _MASK, new[mine])
+        words[at[mine]] = (packed & ~(_MASK << shift)) | (more << shift)
 
 
 class _Corrections(NamedTuple):
@@ -720,10 +726,10 @@ def _bias(raw: npt.NDArray[np.float64], precision: int) -> npt.NDArray[np.float6
     high = np.minimum(low + _NEIGHBOURS, len(known))
     while True:
         far = np.minimum(high, len(known) - 1)
-        moves = (high < len(known)) & ((raw - known[far]) ** 2 < (raw - known[low]) ** 2)
-        if not moves.any():
+        nearer = (high < len(known)) & ((raw - known[far]) ** 2 < (raw - known[low]) ** 2)
+        if not nearer.any():
             break
-        low, high = low + moves, high + moves
+        low, high = low + nearer, high + nearer
     total = np.zeros(len(raw))
     for near in range(_NEIGHBOURS):
         at = low + near
@@ -756,23 +762,23 @@ def parts(columns: Sequence[StateColumn]) -> list[slice]:
 
 
 def fold_columns(
-    columns: Sequence[StateColumn], given: GroupValues, *, every: bool
+    columns: Sequence[StateColumn], group_values: GroupValues, *, every: bool
 ) -> tuple[list[pa.Array], list[pa.Array]]:
     """The state columns of each group after the batch, and, with ``every``, those of the group of
-    each contribution after it. `ListFullError` for a list that may hold no more and is told to
+    each contribution after it. `ListFullError` for a list that may hold no more and is to
     fail."""
     final: list[pa.Array] = []
     each: list[pa.Array] = []
-    codes, merges = given.codes, given.merges
+    codes, merges = group_values.codes, group_values.merges
     for part in parts(columns):
-        some, stored = columns[part], given.stored[part]
+        some, stored = columns[part], group_values.stored[part]
         if some[0].op in FOLDS:
-            values = [one for one in given.values[part] if one is not None]
+            values = [one for one in group_values.values[part] if one is not None]
             final += FOLDS[some[0].op](some, Items.of_groups(stored, codes, values, merges))
             if every:
                 each += running(some, stored, codes, values, merges)
             continue
-        one = ColumnFold(some[0], stored[0], given.values[part.start], given)
+        one = ColumnFold(some[0], stored[0], group_values.values[part.start], group_values)
         final.append(one.final())
         if every:
             each.append(one.running())

@@ -2,7 +2,7 @@
 
 As in Kafka Streams, a record updates every window that it lies in, and those that it makes; records
 with a null key or value are skipped; a result's time is the latest of its window's records. Of a
-micro-batch the last result per window is given, or, with ``emit_every_update``, every one. A
+micro-batch the last result per window is emitted, or, with ``emit_every_update``, every one. A
 window's aggregate is that of its records in the order in which they came.
 """
 
@@ -105,7 +105,7 @@ class Contributions:
 
 
 class Copy(NamedTuple):
-    """The window ``child`` begins with what ``parent`` held before the entry ``before`` of the log.
+    """The window ``child`` begins with what ``parent`` had before the entry ``before`` of the log.
     ``at``: its first entry; ``alone``: that shows the copy alone, without the entry's record."""
 
     before: int
@@ -346,7 +346,7 @@ class SlidingAggregateSpec(WindowedAggregate):
 class _Run(WindowRun):
     """``last``: row and time of the last update of each window, and its number among all updates,
     -1 = none. ``updates``: windows, rows and times of all updates, and ``shown`` what each shows,
-    kept where every one is given. ``states``: of built-in aggregates the state columns, by window.
+    kept where each is emitted. ``states``: of built-in aggregates the state columns, by window.
     """
 
     book: SlidingBook
@@ -376,7 +376,7 @@ class _Run(WindowRun):
         self._end_log()
 
     def steps(self) -> Iterator[Step]:
-        """See `WindowRun`: new windows begin with what others held before the record, then come the
+        """See `WindowRun`: new windows begin with what others had before the record, then come the
         updates in order."""
         book = self.book
         for row in self.take_each_record():
@@ -412,8 +412,10 @@ class _Run(WindowRun):
         roots = pa.array(log.roots, mask=log.roots < 0)
         stored = [state.take(roots) for state in self.states]
         values = [None if one is None else one.take(log.rows) for one in self.values]
-        given = GroupValues(stored=stored, present=log.roots >= 0, codes=log.codes, values=values)
-        after, shown = layout.fold(self.batch, log.rows, given, every=self.every)
+        group_values = GroupValues(
+            stored=stored, present=log.roots >= 0, codes=log.codes, values=values
+        )
+        after, shown = layout.fold(self.batch, log.rows, group_values, every=self.every)
         if self.every:
             of_known = len(log.codes) - 1 - log.updates
             at = np.where(log.updates < 0, of_known, log.updates)

@@ -39,7 +39,7 @@ from everflow.operators.grouping import (
     windowed_keys,
 )
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult, valid
+from everflow.records import LATE, EdgeBatch, Int64, StoreChanges, TasksResult, valid
 from everflow.serdes.windowed import (
     SESSION_SUFFIX_BYTES,
     START_BYTES,
@@ -144,9 +144,9 @@ class WindowRun(ABC):
         dropped["negative-timestamp"] = int(np.count_nonzero(negative))
         rows = rows[~negative]
         keys = keys if len(rows) == len(batch) else keys.take(rows)
-        given = KeyedRows(rows, keys, batch.partition[rows], None)
+        keyed = KeyedRows(rows, keys, batch.partition[rows], None)
         self.stream_times = dict(inputs.stream_times)
-        self.found = grouped(given, None, self.stream_times, dropped, by_key=False)
+        self.found = grouped(keyed, None, self.stream_times, dropped, by_key=False)
         times = batch.timestamp[rows]
         self.times_of = extent(self.found.codes, len(self.found), times, times)
         """The first and the last time (ms) of each key's records."""
@@ -186,7 +186,7 @@ class WindowRun(ABC):
 
     @abstractmethod
     def result(self, final: Final, entries: pa.Array, shown: pa.Array) -> TasksResult:
-        """Of what `folded` has given."""
+        """The result, from the output of `folded`."""
 
     def changes(
         self, keys: Int64, stored_keys: pa.Array, entries: pa.Array, times: Int64
@@ -210,7 +210,7 @@ class WindowRun(ABC):
         batch = self.batch.take(rows)
         output = batch.with_columns(windowed_keys(batch.key, *bounds), values)
         output.timestamp = np.ascontiguousarray(times)
-        dropped = {**self.found.dropped, "late": self.book.late}
+        dropped = {**self.found.dropped, LATE: self.book.late}
         return TasksResult(output, changes, self.stream_times, dropped)
 
 
@@ -450,7 +450,7 @@ class SessionAggregateSpec(WindowedAggregate):
 
     As in Kafka Streams, a window that a record extends or merges away gets a tombstone, then comes
     the new window's result; its time is the window's end. Of a micro-batch the last result of a
-    window is given (no tombstone of one that was not shown), or, with ``emit_every_update``, all.
+    window is emitted (no tombstone of one not shown), or, with ``emit_every_update``, all.
 
     ``merger(key, one, two)`` of the user is called where sessions merge; unlike the original not to
     merge with a fresh aggregate. A reducer reduces the aggregates. None = the session is deleted.
@@ -513,14 +513,14 @@ class _SessionRun(WindowRun):
         book, count, known = self.book, len(self.book.keys), self.known()
         states = pa.concat_arrays([known, pa.nulls(count - len(known), known.type)])
         rows = np.array(book.rows, np.int64)
-        given = GroupValues(
+        group_values = GroupValues(
             stored=layout.state_columns_of(states),
             present=np.arange(count) < book.stored,
             codes=np.array(book.codes, np.int64),
             values=layout.inputs_of(self.batch.value, lambda column: column.take(rows)),
             merges=book.merges,
         )
-        columns, every = layout.fold(self.batch, rows, given, every=self.every)
+        columns, every = layout.fold(self.batch, rows, group_values, every=self.every)
         after = [column.take(windows) for column in columns]
         return layout.written(after), layout.finish(every if self.every else after)
 
@@ -606,8 +606,8 @@ class CountWindowSpec(AroundTable):
         by_key = grouped(KeyedRows(rows, keys, owners, None), None, after, dropped)
         numbers, counted = self._numbered(batch, by_key, inputs)
         at, starts = windows.expand(numbers)
-        given = KeyedRows(rows[at], keys.take(at), owners[at], starts)
-        groups = grouped(given, windows, after, dropped)
+        expanded = KeyedRows(rows[at], keys.take(at), owners[at], starts)
+        groups = grouped(expanded, windows, after, dropped)
         # The keys of a key-value store: without a window store's sequence number.
         groups.keys = [key[:-_SEQUENCE_BYTES] for key in groups.keys]
         positions = numbers[at] - starts + 1

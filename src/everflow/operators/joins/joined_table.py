@@ -1,4 +1,4 @@
-"""A table as an operator looks it up: what it held for a key when a record was processed.
+"""A table as an operator looks it up: its entry for a key when a record was processed.
 `MappedTable` and `TableOfBoth` are made of tables with stores: value getters (note 035)."""
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class KeepsLeft(Operator):
         return self.kind.keeps_left
 
     def taken(self, keys: pa.Array, values: pa.Array) -> tuple[Flags, dict[str, int]]:
-        """The records that look for a match, and how many others are dropped, by reason."""
+        """The records that need a match, and how many others are dropped, by reason."""
         valued = valid(values)
         taken = valued if self.kind.keeps_left else valued & valid(keys)
         without_key = int(np.count_nonzero(valued & ~taken))
@@ -103,16 +103,16 @@ NONE = -1
 _STEPS = 4
 
 
-class Held(NamedTuple):
-    """What a table held, by row: ``values``, ``times`` (ms): null and `NEVER` without an entry."""
+class TableEntries(NamedTuple):
+    """A table's entries, by row: ``values``, ``times`` (ms): null and `NEVER` without an entry."""
 
     values: pa.Array
     times: Int64
 
-    def in_rows(self, rows: Int64, count: int) -> Held:
+    def in_rows(self, rows: Int64, count: int) -> TableEntries:
         times = np.full(count, NEVER)
         times[rows] = self.times
-        return Held(spread(self.values, rows, count), times)
+        return TableEntries(spread(self.values, rows, count), times)
 
 
 class Places(NamedTuple):
@@ -147,14 +147,14 @@ class JoinedTable:
     def through(self) -> tuple[tuple[str, ...], ...]:
         return ()
 
-    def held(self, asking: EdgeBatch, inputs: Inputs) -> Held:
+    def entries_for(self, asking: EdgeBatch, inputs: Inputs) -> TableEntries:
         """The table's entry for each record of ``asking`` when it came; nothing for a null key."""
         if asking.key.null_count:
             keyed = np.flatnonzero(valid(asking.key))
-            return self.held(asking.take(keyed), inputs).in_rows(keyed, len(asking))
+            return self.entries_for(asking.take(keyed), inputs).in_rows(keyed, len(asking))
         updates = inputs.sides[self.side]
         if self.as_of and self.spec.versioned:
-            return held_as_of(self, asking, updates, inputs.stores)
+            return entries_as_of(self, asking, updates, inputs.stores)
         return self.when(asking, updates, inputs.stores)
 
     def keys_of(self, batch: EdgeBatch) -> pa.Array:
@@ -168,17 +168,17 @@ class JoinedTable:
         keys = written_bytes(self.spec.key_serde, inner, name, batch)
         return window_store_keys(keys, start.to_numpy())
 
-    def when(self, asking: EdgeBatch, updates: EdgeBatch, stores: Stores) -> Held:
+    def when(self, asking: EdgeBatch, updates: EdgeBatch, stores: Stores) -> TableEntries:
         """The table's entry for the key of each record of ``asking``, none of them null, after
         those of its ``updates`` in this batch that came before the record."""
         asked, known = self.places(asking, updates)
-        return self._held(asked, known, updates, stores, side="right" if self.first else "left")
+        return self._entries(asked, known, updates, stores, side="right" if self.first else "left")
 
-    def before(self, updates: EdgeBatch, stores: Stores) -> Held:
+    def before(self, updates: EdgeBatch, stores: Stores) -> TableEntries:
         """The table's entry for each update's key before that update."""
         known, _ = self.places(updates, updates.take(np.empty(0, np.int64)))
         known = known._replace(at=np.arange(len(updates), dtype=np.int64))
-        return self._held(known, known, updates, stores, side="left")
+        return self._entries(known, known, updates, stores, side="left")
 
     def places(self, asking: EdgeBatch, updates: EdgeBatch) -> tuple[Places, Places]:
         keys = pa.concat_arrays([self.keys_of(asking), self.keys_of(updates)])
@@ -195,14 +195,14 @@ class JoinedTable:
             ),
         )
 
-    def _held(
+    def _entries(
         self,
         asked: Places,
         known: Places,
         updates: EdgeBatch,
         stores: Stores,
         side: Literal["left", "right"],
-    ) -> Held:
+    ) -> TableEntries:
         """``side``: whether an update in the very place of a record counts (right) or not."""
         order = np.argsort(known.codes, kind="stable")
         codes = known.codes[order]
@@ -223,7 +223,7 @@ class JoinedTable:
         column = values.take(index)
         if column.null_count:
             times = np.where(valid(column), times, NEVER)
-        return Held(column, times)
+        return TableEntries(column, times)
 
     def _kept(self, asked: Places, rows: Int64, stores: Stores) -> tuple[Stored, Int64]:
         """The store's entries before the batch, each key read once; and for each asked row its
@@ -258,18 +258,18 @@ class MappedTable:
     def through(self) -> tuple[tuple[str, ...], ...]:
         return (*self.source.through, self.nodes)
 
-    def held(self, asking: EdgeBatch, inputs: Inputs) -> Held:
+    def entries_for(self, asking: EdgeBatch, inputs: Inputs) -> TableEntries:
         """See `JoinedTable`; an entry keeps its time, and a record without a key finds nothing."""
         assert inputs.through is not None
-        found = self.source.held(asking, inputs)
+        found = self.source.entries_for(asking, inputs)
         keyed = np.flatnonzero(valid(asking.key))
         if not len(keyed):
-            return Held(pa.nulls(len(asking), self.type), np.full(len(asking), NEVER))
+            return TableEntries(pa.nulls(len(asking), self.type), np.full(len(asking), NEVER))
         times = np.where(valid(found.values), found.times, asking.timestamp)
         rows = replace(asking.with_columns(value=found.values), timestamp=times).take(keyed)
         made = inputs.through(self.nodes, rows).value.cast(self.type)
         times = np.where(valid(made), rows.timestamp, NEVER)
-        return Held(made, times).in_rows(keyed, len(asking))
+        return TableEntries(made, times).in_rows(keyed, len(asking))
 
 
 @dataclass(frozen=True)
@@ -287,14 +287,14 @@ class TableOfBoth:
     def through(self) -> tuple[tuple[str, ...], ...]:
         return (*self.left.through, *self.right.through)
 
-    def held(self, asking: EdgeBatch, inputs: Inputs) -> Held:
+    def entries_for(self, asking: EdgeBatch, inputs: Inputs) -> TableEntries:
         """See `JoinedTable`; its time is the later of both sides'."""
-        left, right = self.left.held(asking, inputs), self.right.held(asking, inputs)
+        left, right = self.left.entries_for(asking, inputs), self.right.entries_for(asking, inputs)
         own, other = valid(left.values), valid(right.values)
         shown = (own | self.kind.keeps_right) & (other | self.kind.keeps_left) & (own | other)
         rows = np.arange(len(asking), dtype=np.int64)
         values = joined(left.values, right.values).take(pa.array(rows, mask=~shown))
-        return Held(values, np.where(shown, np.maximum(left.times, right.times), NEVER))
+        return TableEntries(values, np.where(shown, np.maximum(left.times, right.times), NEVER))
 
 
 TableRead = JoinedTable | MappedTable | TableOfBoth
@@ -388,7 +388,9 @@ def versioned(stores: Stores, partition: int, name: str) -> VersionsView:
     return view  # type: ignore[return-value]  # every store of a versioned kind is one
 
 
-def held_as_of(table: JoinedTable, asking: EdgeBatch, updates: EdgeBatch, stores: Stores) -> Held:
+def entries_as_of(
+    table: JoinedTable, asking: EdgeBatch, updates: EdgeBatch, stores: Stores
+) -> TableEntries:
     """A versioned table's entry at each record's time; before its history the latest or none."""
     asked, known = table.places(asking, updates)
     if table.first:  # an update in the very place of who asks has been put
@@ -410,7 +412,7 @@ def held_as_of(table: JoinedTable, asking: EdgeBatch, updates: EdgeBatch, stores
 
 def _values(
     table: JoinedTable, found: Int64, entries: list[bytes | None], updates: EdgeBatch
-) -> Held:
+) -> TableEntries:
     """The values of the rows found, which count the stored versions first."""
     used = np.unique(found[(found >= 0) & (found < len(entries))])
     kept = stored([entries[row] for row in used.tolist()], table.results)
@@ -420,7 +422,7 @@ def _values(
     column = values.take(pa.array(np.where(found < 0, 0, index), mask=found < 0))
     times = np.concatenate([updates.timestamp, kept.timestamps, [NEVER]])
     shown = np.where(valid(column), times[np.where(found < 0, len(times) - 1, index)], NEVER)
-    return Held(column, shown)
+    return TableEntries(column, shown)
 
 
 def _history_begins(table: JoinedTable, asked: Places, updates: EdgeBatch, stores: Stores) -> Int64:

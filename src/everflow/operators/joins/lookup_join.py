@@ -70,7 +70,7 @@ class Waiter(NamedTuple):
         return max(0, self.time)
 
 
-class Told(NamedTuple):
+class Settled(NamedTuple):
     """A waiter that waits no longer: its place among the task's events, and the row of the update
     that was waited for, `NO_ROW` where its time is over."""
 
@@ -98,7 +98,7 @@ class TaskEvents:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WaitingRoom:
+class PendingLookups:
     """A record waits until stream time is more than ``grace_ms`` behind it, and for ``timeout_ms``
     by the wall clock (None: however long); beyond ``most`` of one key the longest wait is over."""
 
@@ -128,14 +128,14 @@ class WaitingRoom:
 
 @dataclass(kw_only=True)
 class TaskWaits:
-    """One task's part of a batch. ``told``: who waits no longer, in order. ``waiters``: who waits,
-    by number; ``waiting``: their numbers by key. ``gone``: from the store. ``retimed``: stored
-    waiters that wait from now on, as the clock by which they came is ahead."""
+    """One task's part of a batch. ``settled``: who waits no longer, in order. ``waiters``: who
+    waits, by number; ``waiting``: their numbers by key. ``gone``: from the store. ``retimed``:
+    stored waiters that wait from now on, as the clock by which they came is ahead."""
 
-    room: WaitingRoom
+    pending: PendingLookups
     events: TaskEvents
     view: StoreView
-    told: list[Told] = field(default_factory=list)
+    settled: list[Settled] = field(default_factory=list)
     waiters: dict[int, Waiter] = field(default_factory=dict)
     waiting: dict[bytes, dict[int, None]] = field(default_factory=dict)
     gone: list[Waiter] = field(default_factory=list)
@@ -157,20 +157,20 @@ class TaskWaits:
         """The store's changes; ``stored``: what the waiters of `stays` are."""
         made, stream_time = Changes(), self.events.stream_time
         for one in self.gone:
-            for place in self.room.places(one):
+            for place in self.pending.places(one):
                 made.add(place, None, stream_time)
         for old in self.retimed.values():
-            made.add(self.room.places(old)[-1], None, stream_time)
+            made.add(self.pending.places(old)[-1], None, stream_time)
         again = [self.waiters[number] for number in self.retimed]
         data_of = [*stored, *(one.stored for one in again)]
         for one, data in zip([*self.stays, *again], data_of, strict=True):
-            under_key, *due = self.room.places(one)
+            under_key, *due = self.pending.places(one)
             made.add(under_key, _TIMES.pack(one.time, one.came) + data, one.time)
             for place in due:
                 made.add(place, one.key, one.time)
         if self.next_number != self.first_number:
             made.add(_NEXT, _NUMBER.pack(self.next_number), stream_time)
-        return made.of(self.room.store.name)
+        return made.of(self.pending.store.name)
 
     def _load(self, view: StoreView) -> None:
         (number,) = view.get_many([_NEXT])
@@ -180,7 +180,7 @@ class TaskWaits:
             0 if number is None else _NUMBER.unpack(number[TIMESTAMP_BYTES:])[0]
         )
         asked = {key for _, _, key in self.events.updates}
-        if self.room.most is not None:
+        if self.pending.most is not None:
             asked |= {key for _, key in self.events.misses}
         keys = sorted(asked)
         bounds = [(_prefix(key), _prefix(key) + b"\xff" * (_NUMBER.size + 1)) for key in keys]
@@ -190,12 +190,12 @@ class TaskWaits:
         self._load_due(view)
 
     def _load_due(self, view: StoreView) -> None:
-        room, events, listed = self.room, self.events, list[Entry]()
-        if room.grace_ms is not None and len(events.stream_times):
-            listed += self.by_time.load(int(events.stream_times[-1]) - room.grace_ms - 1)
-        if room.timeout_ms is not None and events.now_ms is not None:
-            listed += self.by_clock.load(events.now_ms - room.timeout_ms)
-            listed += _BY_CLOCK.stored(view, None, events.now_ms + room.timeout_ms)
+        pending, events, listed = self.pending, self.events, list[Entry]()
+        if pending.grace_ms is not None and len(events.stream_times):
+            listed += self.by_time.load(int(events.stream_times[-1]) - pending.grace_ms - 1)
+        if pending.timeout_ms is not None and events.now_ms is not None:
+            listed += self.by_clock.load(events.now_ms - pending.timeout_ms)
+            listed += _BY_CLOCK.stored(view, None, events.now_ms + pending.timeout_ms)
         due = {_number_of(place): key[TIMESTAMP_BYTES:] for place, key in listed}
         more = [(n, key) for n, key in due.items() if n not in self.waiters]
         values = view.get_many([_prefix(key) + _NUMBER.pack(n) for n, key in more])
@@ -206,7 +206,7 @@ class TaskWaits:
     def _come(self, number: int, key: bytes, value: bytes) -> None:
         time, came = _TIMES.unpack_from(value)
         waiter = Waiter(number, time, came, key, NO_ROW, value[_TIMES.size :])
-        timeout_ms, now_ms = self.room.timeout_ms, self.events.now_ms
+        timeout_ms, now_ms = self.pending.timeout_ms, self.events.now_ms
         if timeout_ms is not None and now_ms is not None:
             waiter, old = waiter._replace(came=believed_ms(came, now_ms, timeout_ms)), waiter
             if waiter.came != came:
@@ -214,7 +214,7 @@ class TaskWaits:
         self._add(waiter)
 
     def _take_events(self) -> None:
-        """By their places. What is due at a record's place is told before the record waits."""
+        """By their places. What is due at a record's place is settled before the record waits."""
         events = self.events
         missed = {key for _, key in events.misses}
         misses = [(int(events.places[at]), at, key, True) for at, key in events.misses]
@@ -227,18 +227,18 @@ class TaskWaits:
         places = [place for place, *_ in ordered]
         seen = np.searchsorted(events.places, places, side="right").tolist()
         for (place, one, key, is_miss), count in zip(ordered, seen, strict=True):
-            self._tell_due(count)
+            self._settle_due(count)
             if is_miss:
                 self._wait(place, one, key)
             else:
                 self._release(place, one, key)
-        self._tell_due(len(events.stream_times))
-        if self.room.timeout_ms is not None and events.now_ms is not None:
-            while due := self.by_clock.pop(events.now_ms - self.room.timeout_ms):
+        self._settle_due(len(events.stream_times))
+        if self.pending.timeout_ms is not None and events.now_ms is not None:
+            while due := self.by_clock.pop(events.now_ms - self.pending.timeout_ms):
                 self._time_over(BEHIND_ALL, _number_of(due.rest))
 
-    def _tell_due(self, count: int) -> None:
-        running, grace_ms = self.events.stream_times, self.room.grace_ms
+    def _settle_due(self, count: int) -> None:
+        running, grace_ms = self.events.stream_times, self.pending.grace_ms
         if grace_ms is None or not count:
             return
         while due := self.by_time.pop(int(running[count - 1]) - grace_ms - 1):
@@ -248,15 +248,15 @@ class TaskWaits:
     def _wait(self, place: int, at: int, key: bytes) -> None:
         time, row = int(self.events.times[at]), int(self.events.rows[at])
         waiter = Waiter(self.next_number, time, self.events.now_ms or 0, key, row)
-        grace_ms, stream_time = self.room.grace_ms, int(self.events.stream_times[at])
+        grace_ms, stream_time = self.pending.grace_ms, int(self.events.stream_times[at])
         if grace_ms is not None and waiter.since + grace_ms < stream_time:
-            self.told.append(Told(place, waiter, NO_ROW))
+            self.settled.append(Settled(place, waiter, NO_ROW))
             return
         self.next_number += 1
         self._add(waiter)
         self.by_time.put(waiter.since, _NUMBER.pack(waiter.number))
         waiters = self.waiting[key]
-        if self.room.most is not None and len(waiters) > self.room.most:
+        if self.pending.most is not None and len(waiters) > self.pending.most:
             self._time_over(place, min(waiters))
 
     def _add(self, waiter: Waiter) -> None:
@@ -275,7 +275,7 @@ class TaskWaits:
 
     def _end(self, place: int, waiter: Waiter, found: int) -> None:
         del self.waiters[waiter.number]
-        self.told.append(Told(place, waiter, found))
+        self.settled.append(Settled(place, waiter, found))
         if waiter.row < 0:
             self.gone.append(self.retimed.pop(waiter.number, waiter))
 
@@ -293,81 +293,81 @@ def _number_of(stored: bytes) -> int:
 
 
 @dataclass(kw_only=True)
-class ToldRecords:
+class SettledRecords:
     """Collects them task by task. ``asking``: the batch's records; ``places``: of each, whose
-    halves are ``seq``; ``held``: what each row finds; ``found``: what is waited for, by row;
+    halves are ``seq``; ``matches``: what each row finds; ``found``: what is waited for, by row;
     ``by``: the records that bring it, row by row; ``kept``: those whose time is over have a null
     other side, else they are dropped."""
 
-    room: WaitingRoom
+    pending: PendingLookups
     asking: EdgeBatch
     places: Int64
-    held: pa.Array
+    matches: pa.Array
     found: pa.Array
     by: EdgeBatch
     kept: bool
-    told: list[tuple[int, Told]] = field(default_factory=list)
+    settled: list[tuple[int, Settled]] = field(default_factory=list)
     """With their tasks."""
     changes: dict[int, list[StoreChanges]] = field(default_factory=dict)
     retimed: dict[int, list[Waiter]] = field(default_factory=dict)
     """Of each task, who waits from now on (`TaskWaits.retimed`)."""
 
     def settle(self, partition: int, events: TaskEvents, stores: Stores) -> None:
-        view = stores[partition][self.room.store.name]
-        settled = TaskWaits(room=self.room, events=events, view=view)
-        self.told += [(partition, one) for one in settled.told]
-        if settled.retimed:
-            self.retimed[partition] = list(settled.retimed.values())
-        if made := settled.written(self._stored([one.row for one in settled.stays])):
+        view = stores[partition][self.pending.store.name]
+        waits = TaskWaits(pending=self.pending, events=events, view=view)
+        self.settled += [(partition, one) for one in waits.settled]
+        if waits.retimed:
+            self.retimed[partition] = list(waits.retimed.values())
+        if made := waits.written(self._stored([one.row for one in waits.stays])):
             self.changes[partition] = made
 
     def output(self, at_once: Int64) -> EdgeBatch:
         """All results in order. ``at_once``: rows of ``asking`` that do not wait."""
-        told = [one for one in self.told if self.kept or one[1].found != NO_ROW]
+        settled = [one for one in self.settled if self.kept or one[1].found != NO_ROW]
         own = self.asking.take(at_once)
-        held = self.held.take(at_once).cast(self.found.type)
-        done = own.with_columns(value=joined(own.value, held))
-        if not told:
+        matches = self.matches.take(at_once).cast(self.found.type)
+        done = own.with_columns(value=joined(own.value, matches))
+        if not settled:
             return done
-        late = self._of(told)
+        late = self._of(settled)
         places = np.concatenate(
-            [np.array([one.place for _, one in told], np.int64), self.places[at_once]]
+            [np.array([one.place for _, one in settled], np.int64), self.places[at_once]]
         )
         return appended([late, done]).take(np.argsort(places, kind="stable"))
 
     @property
     def dropped(self) -> int:
-        return 0 if self.kept else sum(one.found == NO_ROW for _, one in self.told)
+        return 0 if self.kept else sum(one.found == NO_ROW for _, one in self.settled)
 
-    def _of(self, told: Sequence[tuple[int, Told]]) -> EdgeBatch:
+    def _of(self, settled: Sequence[tuple[int, Settled]]) -> EdgeBatch:
         """Results of those that have waited; each comes with the record that ended it, if any."""
-        waiters = [one.waiter for _, one in told]
+        waiters = [one.waiter for _, one in settled]
         columns = self._records(waiters)
-        rows = np.array([one.found for _, one in told], np.int64)
+        rows = np.array([one.found for _, one in settled], np.int64)
         right = self.found.take(pa.array(rows, mask=rows == NO_ROW))
-        source, offset = self._ended_by(told)
+        source, offset = self._ended_by(settled)
         return EdgeBatch(
             key=columns.key,
             value=joined(columns.value, right),
             timestamp=np.array([one.time for one in waiters], np.int64),
-            seq=np.array([max(0, one.place // 2) for _, one in told], np.int64),
+            seq=np.array([max(0, one.place // 2) for _, one in settled], np.int64),
             source=source,
-            partition=np.array([partition for partition, _ in told], np.int32),
+            partition=np.array([partition for partition, _ in settled], np.int32),
             offset=offset,
             headers=columns.headers,
         )
 
     def _ended_by(
-        self, told: Sequence[tuple[int, Told]]
+        self, settled: Sequence[tuple[int, Settled]]
     ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int32]], Int64]:
-        ends = np.unique(np.array([one.place // 2 for _, one in told], np.int64))
+        ends = np.unique(np.array([one.place // 2 for _, one in settled], np.int64))
         known: dict[tuple[int, int], tuple[int, int]] = {}
         for side in (self.by, self.asking):
             mine = side.take(np.flatnonzero(np.isin(side.seq, ends)))
             for at in range(len(mine)):
                 record = int(mine.partition[at]), int(mine.seq[at])
                 known[record] = int(mine.source[at]), int(mine.offset[at])
-        places = [known.get((partition, one.place // 2), (0, -1)) for partition, one in told]
+        places = [known.get((partition, one.place // 2), (0, -1)) for partition, one in settled]
         return (
             np.array([source for source, _ in places], np.int32),
             np.array([offset for _, offset in places], np.int64),
@@ -385,17 +385,21 @@ class ToldRecords:
             rows.append(one.row if one.row >= 0 else next_stored)
             next_stored += one.row < 0
         at = np.array(rows, np.int64)
-        return beside_stored(self.asking, stored, self.room.key_serde, self.room.value_serde, at)
+        return beside_stored(
+            self.asking, stored, self.pending.key_serde, self.pending.value_serde, at
+        )
 
     def _stored(self, rows: Sequence[int]) -> list[bytes]:
         """The records as they are stored: their own key as the first header, the others, value."""
         if not rows:
             return []
-        at, room, batch = np.array(rows, np.int64), self.room, self.asking
+        at, pending, batch = np.array(rows, np.int64), self.pending, self.asking
         taken = batch.take(at)
-        keys = written_bytes(room.key_serde, taken.key, room.store.name, batch, at).to_pylist()
+        keys = written_bytes(
+            pending.key_serde, taken.key, pending.store.name, batch, at
+        ).to_pylist()
         values = written_bytes(
-            room.value_serde, taken.value, room.store.name, batch, at
+            pending.value_serde, taken.value, pending.store.name, batch, at
         ).to_pylist()
         headers = [[]] * len(rows) if taken.headers is None else taken.headers.to_pylist()
         return [
@@ -404,7 +408,7 @@ class ToldRecords:
         ]
 
 
-LOOK_MS = 1_000
+CHECK_MS = 1_000
 """The interval at which waiting records are checked where nothing else makes a batch."""
 SEEN = "seen"
 """Under which a task keeps what of the global table its records have been looked up in."""
@@ -414,29 +418,29 @@ _Updates = Mapping[int, Sequence[tuple[int, int, bytes]]]
 
 @dataclass(frozen=True, kw_only=True)
 class _Waiting(KeepsLeft):
-    """The base of both joins. A record without an entry waits in ``room``: until an update of the
-    table brings it, or until its time is over. Then it is given with a null right, where the
+    """The base of both joins. A record without an entry waits in ``pending``: until an update of
+    the table brings it, or until its time is over. Then it is emitted with a null right, where the
     ``kind`` keeps it, or dropped. Results have their records' times.
     """
 
     table: TableRead
     kind: JoinKind
-    room: WaitingRoom
+    pending: PendingLookups
 
     @property
     def wall_clock_interval_ms(self) -> int | None:
-        timeout_ms = self.room.timeout_ms
-        return None if timeout_ms is None else min(LOOK_MS, max(timeout_ms // 10, 100))
+        timeout_ms = self.pending.timeout_ms
+        return None if timeout_ms is None else min(CHECK_MS, max(timeout_ms // 10, 100))
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
         none = np.empty(0, np.int64)
         asking = self._asking(inputs.sides[0]).take(none)
         nothing = pa.nulls(0, self.table.type)
-        told = ToldRecords(
-            room=self.room,
+        results = SettledRecords(
+            pending=self.pending,
             asking=asking,
             places=none,
-            held=nothing,
+            matches=nothing,
             found=nothing,
             by=asking,
             kept=self.kind.keeps_left,
@@ -452,26 +456,28 @@ class _Waiting(KeepsLeft):
                 updates=(),
                 stream_time=int(at[0]),
             )
-            told.settle(partition, events, inputs.stores)
-        return TasksResult(told.output(none), told.changes, {}, {"not-found": told.dropped})
+            results.settle(partition, events, inputs.stores)
+        return TasksResult(
+            results.output(none), results.changes, {}, {"not-found": results.dropped}
+        )
 
     def _asking(self, side: EdgeBatch) -> EdgeBatch:
         return side
 
     def _settled(
         self,
-        told: ToldRecords,
+        results: SettledRecords,
         keyed: Int64,
         keys: pa.Array,
         updates: _Updates,
         inputs: Inputs,
         without_value: int,
     ) -> TasksResult:
-        """``told``: empty, to take who waits no longer; ``keyed``: the rows of its records that
+        """``results``: empty, to take who waits no longer; ``keyed``: the rows of its records that
         have a key, and ``keys``."""
-        asking, stores, now_ms = told.asking, inputs.stores, inputs.now_ms
+        asking, stores, now_ms = results.asking, inputs.stores, inputs.now_ms
         running, after = stream_times(asking.timestamp, asking.partition, inputs.stream_times)
-        there = valid(told.held)
+        there = valid(results.matches)
         missing = np.flatnonzero(~there[keyed])
         missing_keys = keys.take(missing).to_pylist()
         missing = keyed[missing]
@@ -481,7 +487,7 @@ class _Waiting(KeepsLeft):
             numbers = np.searchsorted(rows, missing[mine]).tolist()
             events = TaskEvents(
                 rows=rows,
-                places=told.places[rows],
+                places=results.places[rows],
                 times=asking.timestamp[rows],
                 stream_times=running[rows],
                 misses=[*zip(numbers, [missing_keys[at] for at in mine], strict=True)],
@@ -489,22 +495,23 @@ class _Waiting(KeepsLeft):
                 stream_time=after[partition],
                 now_ms=now_ms,
             )
-            told.settle(partition, events, stores)
+            results.settle(partition, events, stores)
         keyless = np.ones(len(asking), bool)
         keyless[keyed] = False
-        output = told.output(np.flatnonzero(there | (keyless & told.kept)))
+        output = results.output(np.flatnonzero(there | (keyless & results.kept)))
         dropped = {
             "null-value": without_value,
-            "null-key": 0 if told.kept else int(np.count_nonzero(keyless)),
-            "not-found": told.dropped,
+            "null-key": 0 if results.kept else int(np.count_nonzero(keyless)),
+            "not-found": results.dropped,
         }
-        done = TasksResult(output, told.changes, after, dropped)
+        done = TasksResult(output, results.changes, after, dropped)
+        name = self.pending.store.name
         done.remarks += [
-            f"{self.room.store.name} of partition {partition}: {len(waiters)} records wait since "
+            f"{name} of partition {partition}: {len(waiters)} records wait since "
             f"{instant(max(one.came for one in waiters))}, which is ahead of this host's clock "
-            f"({instant(now_ms)}). They wait for {self.room.timeout_ms} ms from now on. Check the "
-            f"clocks of the hosts that ran the task"
-            for partition, waiters in told.retimed.items()
+            f"({instant(now_ms)}). They wait for {self.pending.timeout_ms} ms from now on. Check "
+            f"the clocks of the hosts that ran the task"
+            for partition, waiters in results.retimed.items()
         ]
         return done
 
@@ -520,7 +527,7 @@ class LookupJoin(TableLookup, _Waiting):
     def run(self, inputs: Inputs) -> TasksResult:
         left, right = inputs.sides[:2]
         asking, without = _valued(left, left.value)
-        held = self.table.held(asking, inputs).values
+        matches = self.table.entries_for(asking, inputs).values
         keyed = np.flatnonzero(valid(asking.key))
         coming = np.flatnonzero(valid(right.key) & valid(right.value))
         stored = self.table.stored[0]
@@ -535,17 +542,17 @@ class LookupJoin(TableLookup, _Waiting):
             strict=True,
         ):
             updates.setdefault(partition, []).append((place, row, key))
-        told = ToldRecords(
-            room=self.room,
+        results = SettledRecords(
+            pending=self.pending,
             asking=asking,
             places=asking.seq * 2 + self.table_first,
-            held=held,
+            matches=matches,
             found=right.value.cast(self.table.type),
             by=right,
             kept=self.kind.keeps_left,
         )
         keys = stored.keys_of(asking.take(keyed))
-        return self._settled(told, keyed, keys, updates, inputs, without)
+        return self._settled(results, keyed, keys, updates, inputs, without)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -562,7 +569,7 @@ class GlobalLookupJoin(_Waiting):
 
     @property
     def wall_clock_interval_ms(self) -> int | None:
-        return super().wall_clock_interval_ms or LOOK_MS
+        return super().wall_clock_interval_ms or CHECK_MS
 
     def run(self, inputs: Inputs) -> TasksResult:
         (side,), spec = inputs.sides, self.table.spec
@@ -586,21 +593,21 @@ class GlobalLookupJoin(_Waiting):
             partition: [(BEFORE_ALL, row_of[key], key) for key in listed if key in row_of]
             for partition, listed in waited.items()
         }
-        held = pa.nulls(len(asking), self.table.type)
+        matches = pa.nulls(len(asking), self.table.type)
         if len(keyed):
             index = np.full(len(asking), -1, np.int64)
             index[keyed] = np.arange(len(keyed)) + len(every)
-            held = found.take(pa.array(index, mask=index < 0))
-        told = ToldRecords(
-            room=self.room,
+            matches = found.take(pa.array(index, mask=index < 0))
+        results = SettledRecords(
+            pending=self.pending,
             asking=asking,
             places=asking.seq * 2,
-            held=held,
+            matches=matches,
             found=brought,
             by=asking.take(np.empty(0, np.int64)),
             kept=self.kind.keeps_left,
         )
-        done = self._settled(told, keyed, written, updates, inputs, without)
+        done = self._settled(results, keyed, written, updates, inputs, without)
         seen = {*waited, *done.changes}
         done.clocks.update({partition: {SEEN: whole.mark} for partition in seen})
         return done
@@ -613,7 +620,7 @@ class GlobalLookupJoin(_Waiting):
     ) -> dict[int, list[bytes]]:
         """The keys that each task's records wait for, if the table is another one."""
         found = {
-            partition: self.room.keys(views[self.room.store.name])
+            partition: self.pending.keys(views[self.pending.store.name])
             for partition, views in stores.items()
             if clocks[partition][SEEN] != mark
         }

@@ -31,7 +31,15 @@ from everflow.operators.grouping import (
 )
 from everflow.operators.joins.joined_table import JoinKind, KeepsLeft, in_turn, joined
 from everflow.operators.user_code import written_bytes
-from everflow.records import LATE_UNMATCHED, EdgeBatch, Int64, StoreChanges, TasksResult, valid
+from everflow.records import (
+    LATE,
+    LATE_UNMATCHED,
+    EdgeBatch,
+    Int64,
+    StoreChanges,
+    TasksResult,
+    valid,
+)
 from everflow.serdes.base import SerdeError, rest
 from everflow.serdes.windowed import window_store_keys
 from everflow.state.changelog import TIMESTAMP_BYTES
@@ -514,11 +522,11 @@ def values_of(data: bytes) -> list[bytes]:
 
 
 MOST_AT_ONCE = 4_000_000
-"""Candidate pairs that are held at once."""
+"""Candidate pairs that are in memory at once."""
 
 
 class Asking(NamedTuple):
-    """Records that look for matches: group, first and last time (ms), place, stream time there."""
+    """Records that need matches: group, first and last time (ms), place, stream time there."""
 
     codes: Int64
     first: Int64
@@ -651,7 +659,7 @@ class StreamStreamJoin(KeepsLeft):
         at_once = np.flatnonzero(alone & records.late & kept)
         batch.results.without_match(at_once)
         lost = int(np.count_nonzero(alone & ~kept & ~records.stored))
-        return {LATE_UNMATCHED: len(at_once), "late": lost}
+        return {LATE_UNMATCHED: len(at_once), LATE: lost}
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult | None:
         if self.waiting is None:

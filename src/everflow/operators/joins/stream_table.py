@@ -45,7 +45,7 @@ from everflow.operators.stored_records import (
     unpacked_record,
 )
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult, valid
+from everflow.records import LATE, EdgeBatch, Int64, StoreChanges, TasksResult, valid
 from everflow.serdes import Serde
 from everflow.serdes.windowed import window_store_keys
 from everflow.state.changelog import unpack_value
@@ -74,10 +74,10 @@ class StreamTableJoin(TableLookup, KeepsLeft):
         left = inputs.sides[0]
         taken, dropped = self.taken(left.key, left.value)
         asking = left if taken.all() else left.take(np.flatnonzero(taken))
-        held = self.table.held(asking, inputs).values
-        output = asking.with_columns(value=joined(asking.value, held))
-        if held.null_count and not self.kind.keeps_left:
-            output = output.take(np.flatnonzero(valid(held)))
+        matches = self.table.entries_for(asking, inputs).values
+        output = asking.with_columns(value=joined(asking.value, matches))
+        if matches.null_count and not self.kind.keeps_left:
+            output = output.take(np.flatnonzero(valid(matches)))
         return TasksResult(output, {}, {}, dropped)
 
 
@@ -156,7 +156,7 @@ _NOTHING = -1
 
 
 class Released(NamedTuple):
-    """Records that are not held back any more, in their order. ``at``: the number of the record of
+    """Records that have left the buffer, in their order. ``at``: the number of the record of
     the clock that brings each out; ``keys``: key bytes; ``changes`` of the store, by task."""
 
     output: EdgeBatch
@@ -166,7 +166,7 @@ class Released(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldBack:
+class GraceBuffer:
     """The buffer in which a stream's records wait for ``grace_ms``."""
 
     store: StoreSpec
@@ -292,7 +292,7 @@ class GraceWait(Operator):
     """A record goes on when the stream's own time has reached its time and the grace, at the place
     of the record that brings it out; a later one, and one without a key (``kept``), at once."""
 
-    held: HeldBack
+    buffer: GraceBuffer
     kept: bool
 
     @property
@@ -306,7 +306,7 @@ class GraceWait(Operator):
         asking = stream.take(rows)
         running, after = stream_times(asking.timestamp, asking.partition, inputs.stream_times)
         clock, at = replace(asking, timestamp=running), np.arange(len(rows), dtype=np.int64)
-        released = self.held.release(asking, at, clock, inputs)
+        released = self.buffer.release(asking, at, clock, inputs)
         output = released.output
         dropped = {"null-value": int(np.count_nonzero(~valued))}
         keyless = np.flatnonzero(valued & ~keyed)
@@ -319,7 +319,7 @@ class GraceWait(Operator):
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
         none = np.empty(0, np.int64)
-        released = self.held.release(ticks.take(none), none, ticks, inputs)
+        released = self.buffer.release(ticks.take(none), none, ticks, inputs)
         return TasksResult(released.output, released.changes, {}, {})
 
 
@@ -331,7 +331,7 @@ class GraceWait(Operator):
 class AsOfJoin(KeepsLeft):
     """Inner or left. A left record at t meets, of the right records with its key from t -
     ``tolerance_ms`` to t, the latest (of one time the one that came last), as far as they have come
-    when stream time has reached t and the grace; at once without ``held``, or if it is late.
+    when stream time has reached t and the grace; at once without ``buffer``, or if it is late.
 
     Right records are dropped as late once no left record within the grace can meet them. Null
     values are dropped; null keys too, but of a left join's left side: they get a null right at
@@ -342,7 +342,7 @@ class AsOfJoin(KeepsLeft):
     right: StoreSpec
     type: pa.DataType
     tolerance_ms: int
-    held: HeldBack | None
+    buffer: GraceBuffer | None
     left_first: bool = True
     """The side that takes an input record first that is on both."""
     joins: ClassVar[bool] = True
@@ -350,7 +350,7 @@ class AsOfJoin(KeepsLeft):
     @property
     def kept_ms(self) -> int:
         """The time for which right records are of use behind stream time (ms)."""
-        return self.tolerance_ms + (0 if self.held is None else self.held.grace_ms)
+        return self.tolerance_ms + (0 if self.buffer is None else self.buffer.grace_ms)
 
     def run(self, inputs: Inputs) -> TasksResult:
         left, right = inputs.sides
@@ -373,11 +373,11 @@ class AsOfJoin(KeepsLeft):
         alone = left.take(events.rows[events.keyless])
         alone = alone.with_columns(value=joined(alone.value, pa.nulls(len(alone), self.type)))
         order = np.argsort(np.concatenate([places, events.keyless]), kind="stable")
-        dropped = {**events.dropped, "late": len(rights) - len(kept)}
+        dropped = {**events.dropped, LATE: len(rights) - len(kept)}
         return TasksResult(appended([output, alone]).take(order), changes, events.after, dropped)
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult | None:
-        if self.held is None:
+        if self.buffer is None:
             return None
         none = np.empty(0, np.int64)
         puts = self._puts(inputs.sides[1].take(none), none)
@@ -392,7 +392,7 @@ class AsOfJoin(KeepsLeft):
     def _met(
         self, asking: EdgeBatch, events: _Events, puts: _Puts, inputs: Inputs
     ) -> tuple[EdgeBatch, Int64, dict[int, list[StoreChanges]]]:
-        """The results of left records that look for their match now, the places of the records that
+        """The results of left records that get their match now, the places of the records that
         bring them, and the changes of the store in which left records wait."""
         released = self._released(asking, events, inputs)
         found = self._found(released, events, puts, inputs.stores)
@@ -402,9 +402,9 @@ class AsOfJoin(KeepsLeft):
         return output, released.at[shown], released.changes
 
     def _released(self, asking: EdgeBatch, events: _Events, inputs: Inputs) -> Released:
-        if self.held is not None:
+        if self.buffer is not None:
             clock = replace(events.both, timestamp=events.running)
-            return self.held.release(asking, events.asking, clock, inputs)
+            return self.buffer.release(asking, events.asking, clock, inputs)
         keys = written_bytes(self.right.key_serde, asking.key, self.right.name, asking)
         return Released(asking, events.asking, keys.cast(pa.binary()), {})
 

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from everflow.operators.grouping import NEVER, Flags, rows_by_task, task_codes
 from everflow.operators.joins.joined_table import (
-    Held,
     JoinKind,
+    TableEntries,
     TableLookup,
     TableRead,
     first_and_last,
@@ -74,8 +74,10 @@ class TableTableJoin(Operator):
         left, right = inputs.sides[:2]
         keeps = self.kind.keeps_left, self.kind.keeps_right
         results = [
-            _results(_Changes(left, self.right.held(left, inputs), *keeps, of_left=True)),
-            _results(_Changes(right, self.left.held(right, inputs), *keeps[::-1], of_left=False)),
+            _results(_Changes(left, self.right.entries_for(left, inputs), *keeps, of_left=True)),
+            _results(
+                _Changes(right, self.left.entries_for(right, inputs), *keeps[::-1], of_left=False)
+            ),
         ]
         both = concat(results if self.left_first else results[::-1])
         if not self.emit_every_update and len(both):
@@ -90,16 +92,16 @@ class TableTableJoin(Operator):
 
 @dataclass(frozen=True)
 class _Changes:
-    """Changes of one side, what the other held at each, and if either is kept unmatched."""
+    """Changes of one side, the other's entry at each, and if either is kept unmatched."""
 
     own: EdgeBatch
-    other: Held
+    other: TableEntries
     keeps_own: bool
     keeps_other: bool
     of_left: bool
 
     def joined(self, own: pa.Array, rows: Int64) -> pa.Array:
-        """The side's values with what the other held, in ``rows``; null where that is no result."""
+        """The side's values with the other's entry, in ``rows``; null where that is no result."""
         mine, there = valid(own), valid(self.other.values)
         shown = (mine | self.keeps_other) & (there | self.keeps_own) & (mine | there)
         left, right = (own, self.other.values) if self.of_left else (self.other.values, own)
@@ -110,11 +112,11 @@ def _results(changes: _Changes) -> EdgeBatch:
     """The results of one side's changes; with what each was before, where that is known."""
     old = changes.own.old
     own, other = valid(changes.own.value), valid(changes.other.values)
-    given = other
+    has_result = other
     if changes.keeps_own:
         assert old is not None
-        given = other | own | valid(old.value)
-    rows = np.flatnonzero(given)
+        has_result = other | own | valid(old.value)
+    rows = np.flatnonzero(has_result)
     found = replace(changes.own, old=None).take(rows)
     found = found.with_columns(value=changes.joined(changes.own.value, rows))
     times = np.maximum(found.timestamp, changes.other.times[rows])
@@ -187,7 +189,7 @@ class ForeignKeys(Operator):
     old_sides: ClassVar[tuple[int, ...]] = (0,)
 
     def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`: what the old foreign key is told comes first."""
+        """See `Operator`: the order to the old foreign key comes first."""
         (right,) = inputs.sides
         left = right.old
         assert left is not None
@@ -256,20 +258,20 @@ class Subscriptions(TableLookup):
 
     def run(self, inputs: Inputs) -> TasksResult:
         left, right = inputs.sides[:2]
-        held = self.table.held(left, inputs)
+        found = self.table.entries_for(left, inputs)
         asks = self._asks(left)
         keys = written_bytes(self.foreign_serde, right.key, self.store, right).to_pylist()
-        told = [
+        answers = [
             one
             for partition, rows in rows_by_task(right.partition)
-            for one in _told(inputs.stores[partition][self.store], asks, right, rows, keys)
+            for one in _answers_to(inputs.stores[partition][self.store], asks, right, rows, keys)
         ]
         changes = {
             partition: [made]
             for partition in inputs.stores
             if len(made := asks.changes(self.store, partition))
         }
-        output = self._answered(left, right, held, asks, told)
+        output = self._answered(left, right, found, asks, answers)
         after = {
             partition: max([before, *(_latest(side, partition) for side in (left, right))])
             for partition, before in inputs.stream_times.items()
@@ -285,22 +287,22 @@ class Subscriptions(TableLookup):
         self,
         left: EdgeBatch,
         right: EdgeBatch,
-        held: Held,
+        found: TableEntries,
         asks: _Asks,
-        told: list[_Told],
+        answers: list[_Answer],
     ) -> EdgeBatch:
         """The answers as records, in the order of what made them; an ask before an update."""
         plain = [
             side.with_columns(pa.nulls(len(side), pa.int8()), value=pa.nulls(len(side), pa.int8()))
             for side in (left, right)
         ]
-        there = held.times != NEVER
+        there = found.times != NEVER
         answered = asks.answered(there)
-        of_updates = np.array([one.row for one in told], np.int64)
+        of_updates = np.array([one.row for one in answers], np.int64)
         rows = np.concatenate([answered, len(left) + of_updates])
         made = appended(plain).take(rows)
-        entries = pa.array([one.entry for one in told], pa.binary())
-        hashes = pa.array([one.hash for one in told], pa.binary())
+        entries = pa.array([one.entry for one in answers], pa.binary())
+        hashes = pa.array([one.hash for one in answers], pa.binary())
         shown = np.concatenate(
             [
                 (there & (asks.orders != Order.FORGET_AND_TELL))[answered],
@@ -308,7 +310,7 @@ class Subscriptions(TableLookup):
             ]
         )
         index = pa.array(answered)
-        values = pa.concat_arrays([held.values, right.value.cast(held.values.type)])
+        values = pa.concat_arrays([found.values, right.value.cast(found.values.type)])
         value = pa.StructArray.from_arrays(
             [
                 pa.concat_arrays([asks.hashes.take(index), hashes]),
@@ -318,7 +320,7 @@ class Subscriptions(TableLookup):
         )
         keys = pa.concat_arrays([asks.entries.take(index), entries])
         made = made.with_columns(self.entry_serde.decode_array(keys), value)
-        times = np.concatenate([np.maximum(left.timestamp, held.times), right.timestamp])
+        times = np.concatenate([np.maximum(left.timestamp, found.times), right.timestamp])
         made.timestamp = times[rows]
         return made.take(np.lexsort((rows >= len(left), made.partition, made.seq)))
 
@@ -345,10 +347,10 @@ class _Asks:
 
     def answered(self, there: Flags) -> Int64:
         """The rows that are answered at once; ``there``: whether the foreign key's entry was."""
-        told = self.orders != Order.FORGET
-        told &= there | (self.orders != Order.TELL_IF_THERE)
-        told &= ~there | (self.orders != Order.TELL_IF_GONE)
-        return np.flatnonzero(told)
+        is_answered = self.orders != Order.FORGET
+        is_answered &= there | (self.orders != Order.TELL_IF_THERE)
+        is_answered &= ~there | (self.orders != Order.TELL_IF_GONE)
+        return np.flatnonzero(is_answered)
 
     def of_keys(self, partition: int, keys: Collection[bytes]) -> list[_Ask]:
         wanted = pc.is_in(self.keys, pa.array(list(keys), pa.binary()))
@@ -376,7 +378,7 @@ class _Asks:
         return StoreChanges(store, stored, ByteColumn(kept), self.batch.timestamp[rows])
 
 
-class _Told(NamedTuple):
+class _Answer(NamedTuple):
     """An answer to an update: the update's row, the entry that asked, and its hash."""
 
     row: int
@@ -384,12 +386,12 @@ class _Told(NamedTuple):
     hash: bytes | None
 
 
-def _told(
+def _answers_to(
     view: StoreView, asks: _Asks, updates: EdgeBatch, rows: Int64, keys: Sequence[bytes]
-) -> list[_Told]:
-    """Whom a task's updates are told to: those who asked before, in this batch or earlier."""
+) -> list[_Answer]:
+    """The answers to a task's updates: for who asked before, in this batch or earlier."""
     known = _subscribers(view, {keys[row] for row in rows.tolist()})
-    found: list[_Told] = []
+    found: list[_Answer] = []
     before = iter(asks.of_keys(int(updates.partition[rows[0]]), known))
     ask = next(before, None)
     for row, seq in zip(rows.tolist(), updates.seq[rows].tolist(), strict=True):
@@ -399,7 +401,9 @@ def _told(
             elif ask.order != Order.TELL_IF_GONE:
                 known[ask.key][ask.entry] = ask.hash or b""
             ask = next(before, None)
-        found += [_Told(row, one, hash_ or None) for one, hash_ in sorted(known[keys[row]].items())]
+        found += [
+            _Answer(row, one, hash_ or None) for one, hash_ in sorted(known[keys[row]].items())
+        ]
     return found
 
 
@@ -466,16 +470,16 @@ class Answers(_ReadsAnswers):
 
     def run(self, inputs: Inputs) -> TasksResult:
         answers = inputs.sides[-1]
-        held = self.table.held(answers, inputs).values
+        current = self.table.entries_for(answers, inputs).values
         _, found = answers.value.flatten()
-        holds = _holds(answers, held, self.value_serde, self.table)
-        shown = valid(held) & (valid(found) | self.kind.keeps_left)
+        holds = _holds(answers, current, self.value_serde, self.table)
+        shown = valid(current) & (valid(found) | self.kind.keeps_left)
         if self.selected is not None:
             rows = np.flatnonzero(~holds & ~valid(found))
-            entries = self.selected.held(answers.take(rows), inputs).values
+            entries = self.selected.entries_for(answers.take(rows), inputs).values
             holds[rows] = ~valid(entries.flatten()[0])
         fresh = np.flatnonzero(holds)
-        value = joined(held, found).take(pa.array(fresh, mask=~shown[fresh]))
+        value = joined(current, found).take(pa.array(fresh, mask=~shown[fresh]))
         output = answers.take(fresh).with_columns(value=value)
         if not self.emit_every_update:
             keys = self.table.stored[0].keys_of(output)
@@ -499,7 +503,7 @@ class AskAgain(_ReadsAnswers):
 
     def run(self, inputs: Inputs) -> TasksResult:
         """See `Operator`: one question for each entry. Where it has no foreign key any more,
-        the one that it had is told to forget it, and answers that there is nothing."""
+        the old one gets the order to forget it, and answers that there is nothing."""
         left, stale = inputs.sides[0], self._stale(inputs)
         both = appended([stale, left if len(stale) else left.take(np.empty(0, np.int64))])
         entries = written_bytes(self.key_serde, both.key, "subscriptions", both)
@@ -520,19 +524,21 @@ class AskAgain(_ReadsAnswers):
     def _stale(self, inputs: Inputs) -> EdgeBatch:
         answers = inputs.sides[-1]
         answers = answers.take(np.flatnonzero(~valid(answers.value.flatten()[1])))
-        held = self.table.held(answers, inputs)
-        stale = valid(held.values) & ~_holds(answers, held.values, self.value_serde, self.table)
+        current = self.table.entries_for(answers, inputs)
+        stale = valid(current.values) & ~_holds(
+            answers, current.values, self.value_serde, self.table
+        )
         rows = np.flatnonzero(stale)
-        times = np.maximum(held.times, answers.timestamp)[rows]
+        times = np.maximum(current.times, answers.timestamp)[rows]
         found = replace(answers.take(rows), timestamp=times)
-        entries = self.selected.held(found, inputs).values
+        entries = self.selected.entries_for(found, inputs).values
         found = found.with_columns(value=entries)
         return found.take(np.flatnonzero(valid(entries.flatten()[0])))
 
 
-def _holds(answers: EdgeBatch, held: pa.Array, serde: Serde, table: TableRead) -> Flags:
+def _holds(answers: EdgeBatch, current: pa.Array, serde: Serde, table: TableRead) -> Flags:
     """Where the hash that an answer carries is that of the entry as it is now."""
-    now = hashes(written_bytes(serde, held, table.stored[0].spec.name, answers))
+    now = hashes(written_bytes(serde, current, table.stored[0].spec.name, answers))
     asked = answers.value.flatten()[0]
     neither = pc.and_(pc.is_null(asked), pc.is_null(now))
     equal = pc.or_(neither, pc.equal(asked, now).fill_null(False))

@@ -1,4 +1,4 @@
-"""The processor API (note 023): what a user's processor is given, and the operator that runs it.
+"""The processor API (note 023): what a user's processor receives, and the operator that runs it.
 
-`processor` is what users write, `stores` what it is given; `process` runs it (note 040).
+`processor` is what users write, `stores` what it uses; `process` runs it (note 040).
 """

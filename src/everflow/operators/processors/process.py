@@ -150,7 +150,7 @@ class ProcessSpec(ProcessorOperator):
 
     ``children``: names of the streams behind it that can be chosen; where there are some, the
     output's value is ``struct<child: int32, value>`` (child null: all of them). ``keeps_key``: what
-    it forwards has the key of the record that it was given. ``key_serde``: of the records' keys; a
+    it forwards has the key of the input record. ``key_serde``: of the records' keys; a
     store that has the same is asked for them at once. ``tables``: those it reads, in the order of
     the node's inputs; ``looks_up``: global ones. ``transforms``: it makes values of a table.
     """
@@ -398,7 +398,7 @@ class Running:
             self._require_fit(forwarded[before:])
         except UserFunctionError as error:
             if error.call is None:  # else what it has handed on has reached another's time
-                error.call, error.function = call, _told(method)
+                error.call, error.function = call, _described(method)
                 error.node = error.node or self.member.name
             raise
 
@@ -479,7 +479,7 @@ class Running:
         try:
             written = serde.encode_array(keys).unique().to_pylist()  # keys themselves may be nested
         except Exception:
-            return  # whoever asks for such a key is told
+            return  # whoever asks for such a key gets the error
         for entries in same:
             entries.load(written)
 
@@ -506,9 +506,9 @@ class Running:
             partition=self._place.task.partition,
         )
 
-    def _users(self, call: Callable[..., Any], *given: Any) -> Any:
+    def _users(self, call: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return call(*given)
+            return call(*arguments)
         except BaseException as error:
             raise self._failure(error) from error
 
@@ -527,7 +527,7 @@ class Running:
         )
 
 
-def _told(method: Callable[..., Any]) -> str:
+def _described(method: Callable[..., Any]) -> str:
     """A method and where it is: ``Daily.close_day (program.py:12)``."""
     function = inspect.unwrap(getattr(method, "__func__", method))
     name, code = (

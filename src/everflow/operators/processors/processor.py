@@ -1,4 +1,4 @@
-"""`Processor`: the user's own operator, and what it is given: records, a context, a clock."""
+"""`Processor`: the user's own operator, and what it receives: records, a context, a clock."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class ProcessorContext(Telling):
     def store(self, name: str) -> Any:
         """The task's part of a store, to read and write: `KeyValueStore`, `VersionedStore`,
         `WindowStore` or `SessionStore`; that of a table is read only, and a global table is whole.
-        KeyError for one that the processor was not given."""
+        KeyError for one that the processor does not have."""
         if name not in self._stores:
             raise KeyError(
                 f"the processor has no store {name!r}; it has {sorted(self._stores) or 'none'}: "

@@ -504,7 +504,7 @@ def global_entries(spec: StoreSpec, view: StoreView) -> Entries:
 
 
 def index_of(spec: StoreSpec) -> StoreSpec | None:
-    """The store of the times at which entries of ``spec`` are looked at; None: they do not end."""
+    """The store of the times at which entries of ``spec`` are checked; None: they do not end."""
     if spec.kind != "key_value" or spec.retention_ms is None:
         return None
     return StoreSpec(
@@ -562,9 +562,9 @@ class EndingEntries(Entries):
         now = self._stream_time()
         due = [key for key, _ in self._index.range(None, ENDS.key(now + 1))]
         self.load(list(dict.fromkeys(map(ENDS.rest_of, due))))
-        for looked_at in due:
-            self._index.put(looked_at, None, now)
-            key = ENDS.rest_of(looked_at)
+        for stored_key in due:
+            self._index.put(stored_key, None, now)
+            key = ENDS.rest_of(stored_key)
             entry = super().get(key)
             if entry is None:
                 continue

@@ -4,7 +4,7 @@ that the first batch after a worker's death does not pay them again (1.6 s again
 Where a daemon was started ahead, Spark's gives its place to that one over a socket in a private
 folder: its standard streams (SCM_RIGHTS); environment, path and arguments as a line of JSON.
 Spark's own becomes a stand-in of a megabyte: it ends when the daemon does, and where Spark ends it,
-its streams end, which is how a daemon of PySpark's is told to end.
+its streams end, which is PySpark's signal to a daemon to end.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ def awaited(listening: socket.socket, timeout_s: float) -> bool:
         connection.close()
         return False
     asked.take()
-    for given, stream in zip(streams, STREAMS, strict=True):
-        os.dup2(given, stream)
-        os.close(given)
+    for received, stream in zip(streams, STREAMS, strict=True):
+        os.dup2(received, stream)
+        os.close(received)
     connection.sendall(TAKEN)
     # It says whether this process lives, not whether a worker does.
     os.register_at_fork(after_in_child=connection.close)
@@ -169,7 +169,7 @@ PRELOADED = (
     "everflow.worker.task_step",
     "everflow.worker.sink",
     "everflow.instance.thread.thread_job",
-    "everflow.travel.parcel",
+    "everflow.travel.pickled_objects",
 )
 _ARCHIVES = PurePath("pyspark", "python", "lib")
 

@@ -60,7 +60,7 @@ class JvmOutput:
         return list(self._tail)
 
     def _read(self) -> None:
-        # Not through a file object: its lock, held while waiting, would be missed when the
+        # Not through a file object: its lock, taken while waiting, would be missed when the
         # interpreter ends.
         rest = b""
         while data := os.read(self._read_end, _READ_BYTES):
@@ -78,7 +78,7 @@ class JvmOutput:
             _spark_output.debug("%s", text)
 
 
-_TOLD_IN = "_PYSPARK_DRIVER_CONN_INFO_PATH"
+_CONNECTION_PATH = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 """Names the file in which the JVM tells where it listens; each launch has a new one."""
 _NOT_OF_THE_JVM = ("spark.master=", "spark.app.name=")
 """Settings that a SparkContext takes when it is made, in whatever JVM."""
@@ -106,19 +106,19 @@ class JvmAhead:
             bool(self.launched)
             and self.process.poll() is None
             and _of_the_jvm(command) == _of_the_jvm(self.command)
-            and {**environment, _TOLD_IN: ""} == {**self.environment, _TOLD_IN: ""}
+            and {**environment, _CONNECTION_PATH: ""} == {**self.environment, _CONNECTION_PATH: ""}
             and os.getcwd() == self.current
         )
 
-    def forget_what_it_told(self) -> None:
-        """Its port and its secret. Idempotent."""
+    def remove_connection_file(self) -> None:
+        """Its port and its secret are in it. Idempotent."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def end(self) -> None:
         self.output.launched()
         for process in self.launched:
             _end(process)
-        self.forget_what_it_told()
+        self.remove_connection_file()
 
 
 _ahead: list[JvmAhead] = []
@@ -131,7 +131,7 @@ def launch_ahead(conf: SparkConf) -> None:
         return
     command, options = _pysparks_launch(conf)
     folder = Path(tempfile.mkdtemp(prefix="everflow-jvm-"))
-    environment = {**options["env"], _TOLD_IN: str(folder / "told")}
+    environment = {**options["env"], _CONNECTION_PATH: str(folder / "connection")}
     ahead = JvmAhead(command=command, environment=environment, current=os.getcwd(), folder=folder)
     _ahead.append(ahead)
     atexit.register(discard)
@@ -150,7 +150,7 @@ def taken(command: Sequence[str], environment: Mapping[str, str]) -> JvmAhead | 
     if not found.is_that_of(command, environment):
         discard()
         return None
-    os.symlink(found.environment[_TOLD_IN], environment[_TOLD_IN])
+    os.symlink(found.environment[_CONNECTION_PATH], environment[_CONNECTION_PATH])
     _ahead.clear()
     return found
 
@@ -185,10 +185,10 @@ def deaf() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _and_deaf(given: Callable[[], None] | None) -> Callable[[], None]:
+def _and_deaf(before: Callable[[], None] | None) -> Callable[[], None]:
     def prepare() -> None:
-        if given is not None:
-            given()
+        if before is not None:
+            before()
         deaf()
 
     return prepare
@@ -229,7 +229,7 @@ def _of_the_jvm(command: Sequence[str]) -> list[str]:
 log = logging.getLogger("everflow.spark")
 
 END_S = 5.0
-LOOK_S = 0.05
+STOP_CHECK_S = 0.05
 
 
 @contextmanager
@@ -277,7 +277,7 @@ def jvm_ends_with_failure(stop: threading.Event | None = None) -> Iterator[None]
         done.set()
         output.launched()
         for ahead in were_ahead:
-            ahead.forget_what_it_told()
+            ahead.remove_connection_file()
     for process in launched:
         atexit.register(_end_in_order, process)
 
@@ -285,7 +285,7 @@ def jvm_ends_with_failure(stop: threading.Event | None = None) -> Iterator[None]
 def _end_on(
     stop: threading.Event, done: threading.Event, launched: list[subprocess.Popen[Any]]
 ) -> None:
-    while not done.wait(LOOK_S):
+    while not done.wait(STOP_CHECK_S):
         if stop.is_set():
             for process in launched:
                 if getattr(process, "pid", None) is not None:
@@ -307,8 +307,8 @@ def _end_in_order(process: subprocess.Popen[Any]) -> None:
         return
     gateway: Any = SparkContext._gateway
     if gateway is not None and gateway.proc is process:
-        # What Python no longer refers to is told to the JVM by a thread of its own: an ending JVM
-        # resets that, which it shows.
+        # A thread reports to the JVM what Python no longer refers to: an ending JVM resets that,
+        # which it shows.
         gateway._gateway_client.is_connected = False
     with suppress(OSError):
         process.stdin.close()

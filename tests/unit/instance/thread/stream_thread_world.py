@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from everflow.config import BatchLimits
+from everflow.config import EXACTLY_ONCE_V2, BatchLimits
 from everflow.instance.commit_gate import GateBook
 from everflow.instance.tasks.recovery import CommittedLowerBounds, Recovery
 from everflow.instance.tasks.task import ActiveTask, TaskState, TaskStore
 from everflow.instance.thread.stream_thread import StreamThread, ThreadServices, ThreadSettings
 from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.metrics import Metrics
-from everflow.protocol.messages import COMMITTED, EXACTLY_ONCE_V2, BatchRequest, BatchResult
+from everflow.protocol.messages import COMMITTED, BatchRequest, BatchResult
 from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.topology.idle_sources import IdleSource
 from unit.manual_clock import ManualClock

@@ -1,6 +1,6 @@
-"""`Parcel`: the user's objects, pickled once in the driver, opened once in each worker process.
+"""`PickledObjects`: the user's objects, pickled once in the driver, opened once in each worker.
 
-Spark unpickles a job's function for every micro-batch; what is inside a parcel stays. So a variable
+Spark unpickles a job's function for every micro-batch; these objects stay. So a variable
 of the program, such as a client made at first use, lives as long as its worker.
 """
 
@@ -27,19 +27,19 @@ _workers_main = sys.modules["__main__"]
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """Picklable. One parcel holds all that must share variables and classes."""
+class PickledObjects:
+    """Picklable. One object has all that must share variables and classes."""
 
     data: bytes
     name: str
 
     @staticmethod
-    def of(content: Any) -> Parcel:
+    def of(content: Any) -> PickledObjects:
         """Raises whatever an object raises that cannot be pickled."""
         file = io.BytesIO()
         PortablePickler(file).dump(content)
         # A name of its own even for equal content: a new start begins with the variables of then.
-        return Parcel(file.getvalue(), uuid.uuid4().hex)
+        return PickledObjects(file.getvalue(), uuid.uuid4().hex)
 
     def copy(self) -> Any:
         """The content as a worker would have it, new each time; modules here stay as they are."""
@@ -48,7 +48,7 @@ class Parcel:
 
     def open(self) -> Any:
         """The content, the same objects each time; in a worker process only, whose modules of the
-        program become this parcel's. FatalError where it needs what a worker has not."""
+        program become this object's. FatalError where it needs what a worker has not."""
         if _current == [self.name]:
             return _opened[self.name][0]
         worker_imports_harmlessly()
@@ -78,7 +78,7 @@ class Parcel:
 
 
 def _forget_programs() -> None:
-    """Modules of other programs, or of this one before, go: each parcel brings its own."""
+    """Modules of other programs, or of this one before, go: each object brings its own."""
     _current.clear()
     # All are known before the first goes: a package without __init__ asks its parent for its place.
     for name in [
