@@ -19,7 +19,7 @@ from everflow.instance.tasks.task import ActiveTask, TaskRole, TaskState
 from everflow.instance.thread.retry_policy import Trouble
 from everflow.logs import counted, log_path
 from everflow.records import Offsets, TaskId
-from everflow.topology.describe import roads
+from everflow.topology.describe import execution_paths
 from everflow.topology.describe import summary as computed
 from everflow.topology.graph import SourceNode
 from everflow.topology.plan import plan
@@ -246,7 +246,7 @@ def banner(config: StreamsConfig, topology: Topology, program: str = "") -> str:
         ("brokers", config.bootstrap_servers),
         ("guarantee", f"{config.processing_guarantee}, {threads}"),
         *zip(("topology", "", ""), topology_lines(topology), strict=True),
-        ("computed", computed(roads(planned))),
+        ("computed", computed(execution_paths(planned))),
         ("state", str(Path(config.state_dir) / config.application_id)),
         ("log", str(log_path(config.state_dir, config.application_id))),
     ]

@@ -66,7 +66,7 @@ from everflow.observe.page.routes import (
 )
 from everflow.observe.page.view import with_rates
 from everflow.records import Offsets, TaskId, TopicPartition
-from everflow.topology.describe import drawing_json, roads
+from everflow.topology.describe import drawing_json, execution_paths
 from everflow.topology.plan import plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
@@ -488,7 +488,7 @@ def subject_of(
 ) -> Observation:
     """As far as it is known before the cluster was looked at."""
     planned = plan(topology, cut(topology).index_of, config.application_id)
-    counted = Counter(road.road for road in roads(planned))
+    counted = Counter(one.path for one in execution_paths(planned))
     return Observation(
         application_id=config.application_id,
         client_id=client_id(config, process_id),
@@ -497,7 +497,7 @@ def subject_of(
         state_number=0,
         threads=(),
         tasks=(),
-        roads=dict(sorted(counted.items())),
+        execution_paths=dict(sorted(counted.items())),
         program=_line(next((node.where for node in topology.nodes if node.where), "")),
         started_ms=started_ms,
     )

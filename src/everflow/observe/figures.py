@@ -60,7 +60,9 @@ _READ: Mapping[str, Read] = {
         ((seen.application_id, seen.version, seen.topology, seen.program), 1.0)
     ],
     "ready": _one(lambda seen: float(ready(seen).ok)),
-    "roads": lambda seen: [((road,), count) for road, count in seen.roads.items()],
+    "execution paths": lambda seen: [
+        ((path,), count) for path, count in seen.execution_paths.items()
+    ],
     "busy": lambda seen: [((str(thread.number),), thread.busy) for thread in seen.threads],
     "last commit": lambda seen: [
         (labels, ms / 1000) for labels, ms in seen.series.get(names.LAST_COMMIT, {}).items()

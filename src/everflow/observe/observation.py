@@ -106,7 +106,7 @@ class Observation:
         misplaced_keys: topic -> what is told of its keys in other partitions than its source says.
         lags: (topic, partition) -> records that wait, of the running tasks.
         recent: of the last minute, with labels.
-        roads: how many nodes of the plan each road computes.
+        execution_paths: how many nodes of the plan each path computes.
         members: instances in the group; None: not known yet.
         application_tasks: active tasks of the whole application.
         hosts: instances of the group that say where they are, this one included.
@@ -135,7 +135,7 @@ class Observation:
     misplaced_keys: Mapping[str, str] = field(default_factory=dict)
     lags: Mapping[tuple[str, int], int] = field(default_factory=dict)
     recent: Mapping[str, Mapping[Labels, Seen]] = field(default_factory=dict)
-    roads: Mapping[str, int] = field(default_factory=dict)
+    execution_paths: Mapping[str, int] = field(default_factory=dict)
     members: int | None = None
     application_tasks: int = 0
     desired_instances: int | None = None

@@ -173,7 +173,7 @@ def shown_nodes(sub: SubTopology | GlobalSubTopology) -> dict[str, Shown]:
     stands_for: dict[str, list[str]] = {}  # names behind which a folded node's inputs stand
 
     def standing(names: Iterable[str]) -> list[str]:
-        return [name for given in names for name in stands_for.get(given, [given])]
+        return [name for known in names for name in stands_for.get(known, [known])]
 
     def show(name: str, node: Node, before: Iterable[str], stores: Iterable[str] = ()) -> Shown:
         shown[name] = Shown(
@@ -288,19 +288,19 @@ BY_RECORD = "by_record"
 """The kind of a serde of the user that takes one value at a time."""
 
 
-class Road(NamedTuple):
+class ExecutionPath(NamedTuple):
     """A node's execution path, the reason, and the line of the program (``file:line``)."""
 
     node: str
-    road: str
+    path: str
     why: str
     where: str | None
 
 
-def roads(plan: PhysicalPlan) -> list[Road]:
-    """The road of every node that does something, in the order in which they run."""
+def execution_paths(plan: PhysicalPlan) -> list[ExecutionPath]:
+    """The execution path of every node that does something, in the order in which they run."""
     found = [
-        Road(source.node, *_serdes("reads", source.key_serde, source.value_serde), None)
+        ExecutionPath(source.node, *_serdes("reads", source.key_serde, source.value_serde), None)
         for source in plan.sources
     ]
     for op in (*plan.times, *plan.ops):
@@ -310,35 +310,44 @@ def roads(plan: PhysicalPlan) -> list[Road]:
 
 def physical_text(plan: PhysicalPlan, subtopology_of: Mapping[str, int]) -> str:
     """By sub-topology, one line per node: execution path, node, reason, line of the program."""
-    listed = roads(plan)
+    listed = execution_paths(plan)
     if not listed:
         return "nothing is computed\n"
-    wide = max(len(road.node) for road in listed)
+    wide = max(len(one.node) for one in listed)
     lines = [f"computed in {summary(listed)}"]
-    within: dict[int, list[Road]] = {}
-    for road in listed:
-        within.setdefault(subtopology_of[road.node], []).append(road)
+    within: dict[int, list[ExecutionPath]] = {}
+    for one in listed:
+        within.setdefault(subtopology_of[one.node], []).append(one)
     for number in sorted(within):
         lines.append(f"  Sub-topology {number} (tasks {number}_0, {number}_1, ...)")
-        for road in within[number]:
-            at = f"  ({road.where})" if road.where else ""
-            lines.append(f"    {road.road:<9}  {road.node:<{wide}}  {road.why}{at}")
+        for one in within[number]:
+            at = f"  ({one.where})" if one.where else ""
+            lines.append(f"    {one.path:<9}  {one.node:<{wide}}  {one.why}{at}")
     return "\n".join(lines) + "\n"
 
 
 def physical_json(plan: PhysicalPlan, subtopology_of: Mapping[str, int]) -> str:
     """The same for programs: a list with an object for each node."""
-    found = [{"sub_topology": subtopology_of[road.node], **road._asdict()} for road in roads(plan)]
+    found = [
+        {
+            "sub_topology": subtopology_of[one.node],
+            "node": one.node,
+            "road": one.path,
+            "why": one.why,
+            "where": one.where,
+        }
+        for one in execution_paths(plan)
+    ]
     return json.dumps(found, indent=2)
 
 
-def summary(listed: list[Road]) -> str:
+def summary(listed: list[ExecutionPath]) -> str:
     """``Arrow 4, Catalyst 2 nodes``."""
-    counts = Counter(road.road for road in listed)
+    counts = Counter(one.path for one in listed)
     return ", ".join(f"{name} {count}" for name, count in counts.most_common()) + " nodes"
 
 
-def _of_projection(found: Projection) -> Road:
+def _of_projection(found: Projection) -> ExecutionPath:
     columns = found.columns.values()
     texts = (str(column.column) for column, _ in columns)
     why = ", ".join(text.removeprefix("Column<'").removesuffix("'>") for text in texts)
@@ -350,43 +359,47 @@ def _of_projection(found: Projection) -> Road:
     by = computed_by(found)
     if by == PYTHON:
         why, reasons = f"calls functions for columns of records: {why}", []
-    return Road(found.node.name, by, "; ".join([why, *reasons]), found.node.where)
+    return ExecutionPath(found.node.name, by, "; ".join([why, *reasons]), found.node.where)
 
 
-def _of_op(op: PlanOp | TimeOp) -> Iterator[Road]:
+def _of_op(op: PlanOp | TimeOp) -> Iterator[ExecutionPath]:
     match op:
         case ColumnsOp():
             yield from map(_of_projection, op.projections)
         case TimeOp(extractor=TimeFunction() as extractor):
-            yield Road(op.name, PYTHON, f"calls {_texts(extractor.fn)} for times", op.where)
+            yield ExecutionPath(
+                op.name, PYTHON, f"calls {_texts(extractor.fn)} for times", op.where
+            )
         case TimeOp(extractor=extractor) if extractor is not None:
-            yield Road(op.name, ARROW, f"times by {type(extractor).__name__}", op.where)
+            yield ExecutionPath(op.name, ARROW, f"times by {type(extractor).__name__}", op.where)
         case NodeOp(node=FunctionNode(fn=fn)):
-            yield Road(op.name, PYTHON, f"calls {_texts(fn)} for each record", op.where)
+            yield ExecutionPath(op.name, PYTHON, f"calls {_texts(fn)} for each record", op.where)
         case AskOp():
-            yield Road(op.name, PYTHON, f"calls {_texts(op.operator)} for entries", op.where)
+            yield ExecutionPath(
+                op.name, PYTHON, f"calls {_texts(op.operator)} for entries", op.where
+            )
         case NodeOp(node=TakeNode(taken=taken)):
             answer = "true" if taken else "false"
-            yield Road(op.name, ARROW, f"the records whose answer is {answer}", None)
+            yield ExecutionPath(op.name, ARROW, f"the records whose answer is {answer}", None)
         case NodeOp(node=UnnestNode()):
-            yield Road(op.name, ARROW, "a record for each element of a list", None)
+            yield ExecutionPath(op.name, ARROW, "a record for each element of a list", None)
         case NodeOp(node=PrintNode(rows=rows)):
-            yield Road(op.name, ARROW, f"prints {rows} rows of a batch at most", op.where)
+            yield ExecutionPath(op.name, ARROW, f"prints {rows} rows of a batch at most", op.where)
         case StatefulOp():
             stores = "store " + ", ".join(
                 spec.name for spec in (*op.stores, *op.reads, *op.looks_up)
             )
             called = _texts(op.operator)
-            road, why = (PYTHON, f"{stores}: calls {called}") if called else (ARROW, stores)
-            yield Road(op.name, road, why, op.where)
+            path, why = (PYTHON, f"{stores}: calls {called}") if called else (ARROW, stores)
+            yield ExecutionPath(op.name, path, why, op.where)
         case SinkOp():
             if callable(op.topic):
                 why = f"calls {_texts(op.topic)} for each record's topic"
-                yield Road(op.name, PYTHON, why, op.where)
+                yield ExecutionPath(op.name, PYTHON, why, op.where)
             if callable(op.partitioner):
                 why = f"calls {_texts(op.partitioner)} for each record's partition"
-                yield Road(op.name, PYTHON, why, op.where)
-            yield Road(op.name, *_serdes("writes", op.key_serde, op.value_serde), op.where)
+                yield ExecutionPath(op.name, PYTHON, why, op.where)
+            yield ExecutionPath(op.name, *_serdes("writes", op.key_serde, op.value_serde), op.where)
 
 
 def _serdes(verb: str, key: Any, value: Any) -> tuple[str, str]:

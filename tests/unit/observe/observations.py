@@ -69,7 +69,7 @@ FULL = Observation(
     writers=[ObservedWriter(thread=0, transactional_id="orders-p-0", state="Ongoing", open_s=1.5)],
     held_back={("in", 0): StableLag(7, 100, 2.5), ("in", 1): StableLag(0, 50, 0.0)},
     told_s=1.0,
-    roads={"Arrow": 3},
+    execution_paths={"Arrow": 3},
     members=2,
     application_tasks=4,
     desired_instances=3,

@@ -11,7 +11,7 @@ from pyspark.sql.types import StringType
 
 from everflow import StreamsBuilder, TimeWindows, Topology, agg, serdes
 from everflow.dsl.streams import KStream
-from everflow.topology.describe import as_json, as_mermaid, physical_json, roads
+from everflow.topology.describe import as_json, as_mermaid, execution_paths, physical_json
 from everflow.topology.graph import StatefulNode
 from everflow.topology.plan import (
     ARROW,
@@ -198,8 +198,8 @@ def program() -> Topology:
 
 
 def listed(topology: Topology) -> list[tuple[str, str]]:
-    found = roads(plan(topology, cut(topology).index_of, "app"))
-    return [(road.road, road.why.replace(__file__, "file")) for road in found]
+    found = execution_paths(plan(topology, cut(topology).index_of, "app"))
+    return [(one.path, one.why.replace(__file__, "file")) for one in found]
 
 
 def test_each_road_is_named_with_its_reason() -> None:
@@ -245,7 +245,7 @@ def test_programs_get_the_same_physical_json() -> None:
     planned = plan(topology, index_of, "app")
     told = json.loads(physical_json(planned, index_of))
     assert [(one["node"], one["road"], one["why"]) for one in told] == [
-        (road.node, road.road, road.why) for road in roads(planned)
+        (one.node, one.path, one.why) for one in execution_paths(planned)
     ]
     assert {one["sub_topology"] for one in told} == {0}
     assert any(one["where"] and one["where"].startswith(__file__) for one in told)
