@@ -73,10 +73,12 @@ _READ: Mapping[str, Read] = {
         if one.open_s is not None
     ],
     "records held back": lambda seen: [
-        ((topic, str(partition)), one.records) for (topic, partition), one in seen.held_back.items()
+        ((topic, str(partition)), one.records)
+        for (topic, partition), one in seen.stable_lags.items()
     ],
     "seconds held back": lambda seen: [
-        ((topic, str(partition)), one.held_s) for (topic, partition), one in seen.held_back.items()
+        ((topic, str(partition)), one.blocked_s)
+        for (topic, partition), one in seen.stable_lags.items()
     ],
     "task states": lambda seen: [((task.task, task.role, task.state), 1.0) for task in seen.tasks],
     "troubled": _tasks(lambda task: 1.0 if task.trouble else None),

@@ -24,7 +24,7 @@ from everflow.instance.observer import (
     BusyShares,
     Observer,
     Standing,
-    peers_of,
+    other_instances_of,
     standing,
     subject_of,
 )
@@ -34,7 +34,7 @@ from everflow.logs import moves
 from everflow.metrics import LEFT_OUT, Metrics
 from everflow.observe.desired_instances import ScalingRules
 from everflow.observe.observation import Observation
-from everflow.observe.page.peers import StatusClient
+from everflow.observe.page.other_instances import StatusClient
 from everflow.observe.page.view import page_view
 from everflow.records import TaskId, TopicPartition
 from everflow.topology.store_layouts import fingerprint
@@ -266,14 +266,14 @@ def test_the_last_answer_holds(known: BrokerFacts, brokers: Brokers, clock: Manu
         known.ask()
     now_ms = clock.monotonic_ms()
     assert known.age_s(now_ms) == 30.0
-    assert known.held_back()["a", 0] == (6, 4, 8.0), "it may have moved since"
+    assert known.stable_lags()["a", 0] == (6, 4, 8.0), "it may have moved since"
 
 
 def test_brokers_that_do_not_tell_states_tell_offsets(known: BrokerFacts, brokers: Brokers) -> None:
     brokers.refuses = 1
     with pytest.raises(RetriableError):
         known.ask()
-    assert known.held_back()["a", 0].records == 6
+    assert known.stable_lags()["a", 0].records == 6
     assert known.age_s(5_000) == 0.0
 
 
@@ -330,7 +330,9 @@ def test_what_is_older_than_half_a_minute_is_forgotten() -> None:
 
 def asks(**settings: Any) -> StatusClient:
     config = StreamsConfig(application_id="orders", bootstrap_servers="b:1", **settings)
-    found = peers_of(config, settings.pop("tokens", ["first", "second"]), lambda: "a:1").ask
+    found = other_instances_of(
+        config, settings.pop("tokens", ["first", "second"]), lambda: "a:1"
+    ).ask
     assert isinstance(found, StatusClient)
     return found
 
