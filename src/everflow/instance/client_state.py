@@ -95,7 +95,7 @@ class StateMachine:
             return self._changed.wait_for(lambda: self._state in ENDED, timeout_s)
 
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 class Pause:
@@ -121,5 +121,5 @@ class Pause:
 
     def hold(self, stop: threading.Event) -> bool:
         while self.paused and not stop.is_set():
-            self._resumed.wait(_LOOK_S)
+            self._resumed.wait(_POLL_S)
         return stop.is_set()

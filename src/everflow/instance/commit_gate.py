@@ -77,8 +77,8 @@ def decide(
         )
     present = (member.generation, member.member_id)
     gone = {task for task, epoch in batch.epochs.items() if epochs_now.get(task) != epoch}
-    given_up = {task for task, at in (revoked_in or {}).items() if at != present}
-    if not (against := gone | (given_up & batch.epochs.keys())):
+    revoked_earlier = {task for task, at in (revoked_in or {}).items() if at != present}
+    if not (against := gone | (revoked_earlier & batch.epochs.keys())):
         return Decision(True)
     task = min(against)
     began = f"task {task} is not owned as when the batch began"
@@ -214,7 +214,7 @@ class GateBook:
 @dataclass(frozen=True)
 class GateBackend:
     """The group member, and the ``clients`` settings of workers. ``commit``: at least once, through
-    the member; False: the offsets are held back and go with the next batch. An error is a no."""
+    the member; False: the offsets are deferred to the next batch. An error is a no."""
 
     member: Callable[[], MemberMetadata]
     encode: Callable[[MemberMetadata], bytes]
@@ -332,7 +332,7 @@ CommitOffsets = Callable[[Mapping[TopicPartition, tuple[int, str]]], bool]
 
 
 class DeferredOffsets:
-    """Commits offsets through the member and holds those that it would not take. Any thread."""
+    """Commits offsets through the member and defers those that it would not take. Any thread."""
 
     def __init__(self, commit: CommitOffsets, committed: Callable[[Offsets], None]) -> None:
         self._commit, self._committed = commit, committed
@@ -340,15 +340,15 @@ class DeferredOffsets:
         # Not held over a commit, which needs the group client's thread: that calls `forget`.
         self._lock = threading.Lock()
         self._forgotten: set[TopicPartition] = set()
-        self._held: dict[TopicPartition, tuple[int, str]] = {}
+        self._deferred: dict[TopicPartition, tuple[int, str]] = {}
 
     def commit(self, offsets: Sequence[Offset]) -> bool:
-        """Commit these and all held ones; False = the group is rebalancing, they are held now.
-        Raises what the member raises; then nothing is held that was not before."""
+        """Commit these and all deferred ones; False = the group rebalances, they are deferred now.
+        Raises what the member raises; then nothing is deferred that was not before."""
         with self._committing:
             with self._lock:
                 self._forgotten.clear()
-                merged = dict(self._held)
+                merged = dict(self._deferred)
             for topic, partition, offset, metadata in offsets:
                 merged[TopicPartition(topic, partition)] = (offset, metadata)
             if not merged:
@@ -361,16 +361,16 @@ class DeferredOffsets:
                 log.info(text, len(merged))
             with self._lock:
                 refused = () if taken else merged.items()
-                self._held = {tp: at for tp, at in refused if tp not in self._forgotten}
+                self._deferred = {tp: at for tp, at in refused if tp not in self._forgotten}
             return taken
 
-    def held(self) -> frozenset[TopicPartition]:
+    def partitions(self) -> frozenset[TopicPartition]:
         with self._lock:
-            return frozenset(self._held)
+            return frozenset(self._deferred)
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:
         """These are others' now: they must not be committed over theirs. Returns at once."""
         with self._lock:
             self._forgotten.update(partitions)
             for tp in partitions:
-                self._held.pop(tp, None)
+                self._deferred.pop(tp, None)

@@ -135,7 +135,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         """The caller of `run` raises `error`: a log line would report it twice."""
         self._log_file: LogFile | None = None
         self._observer: Observer | None = None
-        self._looked: tuple[float, float] | None = None
+        self._last_display: tuple[float, float] | None = None
         """When it was last displayed (s), and how many records had been processed by then."""
 
     def start(self) -> None:
@@ -447,7 +447,7 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     def _flow(self) -> Sequence[str]:
         now, records = time.monotonic(), self._number(names.RECORDS_CONSUMED)
-        before, self._looked = self._looked, (now, records)
+        before, self._last_display = self._last_display, (now, records)
         found = [f"{records:,.0f} records processed"]
         if before is not None and now - before[0] >= 0.1:
             found.append(

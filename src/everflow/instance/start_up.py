@@ -54,7 +54,7 @@ FENCE_ATTEMPT_S = 5.0
 """Of the start, which may be stopped meanwhile."""
 START_METADATA = "start"
 WARM_UP_WAIT_S = 60.0
-LOOK_S = 0.1
+POLL_S = 0.1
 COMMITTED_TIMEOUT_S = 30.0
 
 
@@ -259,8 +259,8 @@ class ClusterTopics:
         found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed]
         kept = layouts_to_keep(self._config.application_id, topology, found)
         topics = topics_in(found).get("repartition", frozenset()).union(repartition)
-        room = room_for_layouts(topology)
-        text = to_text(beside_topics(kept, topics), room) or to_text(kept, room)
+        most_bytes = room_for_layouts(topology)
+        text = to_text(beside_topics(kept, topics), most_bytes) or to_text(kept, most_bytes)
         if kept and not text:
             log.warning(
                 "The layouts of %d stores are too long to be kept: the next start does not check "
@@ -312,8 +312,8 @@ def await_warm(threads: Sequence[threading.Event], clock: Clock, stop: threading
     )
     with waiting("preparing Spark jobs and Python workers"):
         for warm in threads:
-            slices = int(WARM_UP_WAIT_S / LOOK_S)
-            while slices and not stop.is_set() and not clock.wait(warm, LOOK_S * 1000):
+            slices = int(WARM_UP_WAIT_S / POLL_S)
+            while slices and not stop.is_set() and not clock.wait(warm, POLL_S * 1000):
                 slices -= 1
     if stop.is_set():
         raise StoppedError("stopped while stream threads were prepared")

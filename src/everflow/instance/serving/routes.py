@@ -146,8 +146,8 @@ def _endpoint(
 
 
 def _token_refused(authorization: str) -> str:
-    kind, _, given = authorization.partition(" ")
-    if kind.lower() == "bearer" and given.strip():
+    kind, _, credentials = authorization.partition(" ")
+    if kind.lower() == "bearer" and credentials.strip():
         return "The token that was sent is not one that this service knows (query.token.file)."
     return "This service asks for a token: send the header Authorization: Bearer TOKEN."
 

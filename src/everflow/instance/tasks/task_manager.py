@@ -17,7 +17,7 @@ from everflow.instance.commit_gate import GateBook
 from everflow.instance.restore.listeners import SuspendReason
 from everflow.instance.tasks.task import (
     ActiveTask,
-    GivenUp,
+    Dropped,
     Released,
     StandbyTask,
     TaskRole,
@@ -41,7 +41,7 @@ class TaskHolder(Protocol):
     @property
     def number(self) -> int: ...
     def add(self, tasks: Sequence[ActiveTask]) -> None: ...
-    def drop(self, tasks: Collection[TaskId], done: GivenUp) -> None: ...
+    def drop(self, tasks: Collection[TaskId], done: Dropped) -> None: ...
 
 
 class CopyHolder(Protocol):
@@ -309,7 +309,7 @@ class TaskManager:
         log.warning("Tasks %s cannot be recovered yet: %s", _names(concerned), why)
         return StoppedError(str(why))
 
-    def given_back(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
+    def recovery_failed(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
         """A thread could not recover these tasks; its other tasks go on there."""
         for task in tasks:
             self.running.pop(task.id, None)
@@ -358,10 +358,12 @@ class TaskManager:
             del self.following[task]
         self.letting_go |= set(tasks)
         self.updater.drop(
-            tasks, reason, lambda given: self.services.post(lambda: self._given_back(tasks, given))
+            tasks,
+            reason,
+            lambda released: self.services.post(lambda: self._released(tasks, released)),
         )
 
-    def _given_back(self, asked: Iterable[TaskId], tasks: Sequence[StandbyTask]) -> None:
+    def _released(self, asked: Iterable[TaskId], tasks: Sequence[StandbyTask]) -> None:
         """The updater has released tasks: a promoted one goes to recovery with open stores."""
         self.letting_go -= set(asked)
         for task in tasks:

@@ -570,9 +570,9 @@ class StreamThread:
         except RetriableError as error:
             log.warning("Stream thread %d cannot recover its tasks: %s", self.number, error)
             now_ms = self.clock.monotonic_ms()
-            given = self.retries.recovery_failed(error, tasks, self.tasks, fenced, now_ms)
+            returned = self.retries.recovery_failed(error, tasks, self.tasks, fenced, now_ms)
             if fenced:
-                self._give_back(given, error)
+                self._give_back(returned, error)
         return False
 
     def _give_back(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
