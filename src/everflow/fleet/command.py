@@ -128,7 +128,7 @@ def run_fleet(fleet: Fleet, say: Callable[[str], None], signals: StopSignals) ->
         )
         say(f"show or resize it from this host: everflow scale {address} --instances NUMBER")
         stop = threading.Event()
-        with signals.told_to(lambda *_: stop.set()):
+        with signals.reported_to(lambda *_: stop.set()):
             loop.run(stop)
 
 

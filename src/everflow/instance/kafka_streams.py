@@ -643,7 +643,7 @@ class Foreground:
         """Start, and return when it has ended. Raises what stopped it, for the caller to report."""
         streams = self.streams
         streams._caller_raises = True
-        with owned() as signals, signals.told_to(self._on_signal):
+        with owned() as signals, signals.reported_to(self._on_signal):
             if self.bound is not None:
                 self.bound.open()
             streams.start()
