@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from everflow.errors import EverflowError, IllegalTransitionError
-from everflow.logs import moves
+from everflow.logs import rebalance_log
 from everflow.user_program import ListenerGuard
 
 STATE = "state "
@@ -83,7 +83,7 @@ class StateMachine:
                     f"An instance cannot go from {old.name} to {state.name}."
                 )
             self._state = state
-            moves.info("%s%s -> %s", STATE, old.name, state.name)
+            rebalance_log.info("%s%s -> %s", STATE, old.name, state.name)
             self._changed.notify_all()
             listener = self.listener
             if listener is not None:

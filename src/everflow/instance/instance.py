@@ -38,7 +38,7 @@ from everflow.instance.thread.stream_thread import (
     Uncaught,
 )
 from everflow.instance.topics.end_offsets import EndOffsets
-from everflow.logs import moves
+from everflow.logs import rebalance_log
 from everflow.membership.member import (
     Assigned,
     Failed,
@@ -632,7 +632,7 @@ class Extension:
         for topic in found.taken:
             if done:
                 text = "Topic %s of the source at %s is read with %d partitions from now on"
-                moves.info(text, topic, found.where[topic], found.taken[topic])
+                rebalance_log.info(text, topic, found.where[topic], found.taken[topic])
             elif self.instance.thread_count.may_change:  # else the instance ends
                 self._hopeless.add(topic)
                 self._log_once(

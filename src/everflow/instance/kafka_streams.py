@@ -66,7 +66,7 @@ from everflow.instance.thread.stream_thread import Uncaught, UncaughtExceptionHa
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
 from everflow.kafka.reading.log_reader import LogReader
-from everflow.logs import LogFile, install, moves
+from everflow.logs import LogFile, install, rebalance_log
 from everflow.membership.own_assignor import check_assignor
 from everflow.memory import share_one_area
 from everflow.metrics import Metrics
@@ -150,7 +150,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         share_one_area()
         if not self._introduced:
             for line in self._introduction().splitlines():
-                moves.info("%s", line)
+                rebalance_log.info("%s", line)
         failure = self._life.start(self._start)
         if isinstance(failure, EverflowError):
             log.debug("The start failed", exc_info=failure)
@@ -553,7 +553,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         from everflow.spark.session import get_context, running_context
 
         if running_context() is None:
-            moves.info("Starting Spark")
+            rebalance_log.info("Starting Spark")
         return get_context(self.config.num_stream_threads + RESTORE_THREADS + 1, self._life.stop)
 
     def _wired(self, ports: ClusterPorts, kind: Callable[..., Instance] = Instance) -> Instance:
@@ -668,7 +668,7 @@ class Foreground:
         why = self.bound.reached()
         if why is not None:
             self._ending_since_s = time.monotonic()
-            moves.info("stopping: %s", why)
+            rebalance_log.info("stopping: %s", why)
             self.streams._begin_close(self.timeout_s, self.leave_group)
 
     def _overdue(self) -> bool:
@@ -687,15 +687,15 @@ class Foreground:
             self._ending_since_s = time.monotonic()
             hurry = "SIGTERM" if number == signal.SIGHUP else "a second one"
             name = signal.Signals(number).name
-            moves.info("stopping: %s (%s; %s does not wait)", self._what(), name, hurry)
+            rebalance_log.info("stopping: %s (%s; %s does not wait)", self._what(), name, hurry)
             streams._begin_close(self.timeout_s, self.leave_group)
         elif count == 2:
-            moves.info(
+            rebalance_log.info(
                 "stopping now: batches in flight have a second to end, nothing more is handed over"
             )
             streams._life.hurry.set()
         else:
-            moves.info(
+            rebalance_log.info(
                 "still stopping: nothing can make it quicker but kill -9, which loses nothing that "
                 "was committed"
             )

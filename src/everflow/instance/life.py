@@ -14,7 +14,7 @@ from everflow.errors import EverflowError, FatalError, without_history
 from everflow.instance.client_state import STOPPING, ClientState, StateMachine
 from everflow.instance.instance import Instance
 from everflow.instance.thread.stream_thread import StreamThread
-from everflow.logs import ABOUT_ASSIGNMENT, moves, some
+from everflow.logs import ABOUT_ASSIGNMENT, rebalance_log, some
 from everflow.retry import StoppedError, quietly, waiting
 
 log = logging.getLogger("everflow")
@@ -218,7 +218,7 @@ class InstanceEnd:
             return
         limit = drain_limit(self.drain_s, instance.settings.drain_timeout_ms / 1000)
         text = "Handing over the tasks, for %.0f s at most (%s)"
-        moves.info(text, self.drain_s, limit, extra=ABOUT_ASSIGNMENT)
+        rebalance_log.info(text, self.drain_s, limit, extra=ABOUT_ASSIGNMENT)
         deadline = Deadline(instance.clock, self.drain_s * 1000)
         member.drain(self.leave_group)
         ended: dict[str, Callable[[], bool]] = {
@@ -231,7 +231,9 @@ class InstanceEnd:
         reason = drained_or_ended(member.await_drained, ended)
         if reason is not None:
             here = some(sorted(instance.book.owned()))
-            moves.warning("Not all tasks were handed over: %s. Not handed over: %s", reason, here)
+            rebalance_log.warning(
+                "Not all tasks were handed over: %s. Not handed over: %s", reason, here
+            )
 
     def _brokers_away(self) -> bool:
         return self.instance.ends.failing_ms() > DRAIN_WITHOUT_BROKER_MS
@@ -294,7 +296,7 @@ class InstanceEnd:
         if self._kill_workers(thread):
             self.cut_off = True
             text = "Stream thread %d: its batch is cut off (%s); its records are processed again"
-            moves.info(text, thread.number, why)
+            rebalance_log.info(text, thread.number, why)
 
     def _kill_workers(self, thread: StreamThread) -> bool:
         ports = self.instance.ports

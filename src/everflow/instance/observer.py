@@ -42,7 +42,7 @@ from everflow.kafka.dead_letters import (
     stored,
     tallied,
 )
-from everflow.logs import counted, moves
+from everflow.logs import counted, rebalance_log
 from everflow.metrics import Metrics
 from everflow.observe.desired_instances import DesiredInstances, Load, ScalingRules
 from everflow.observe.observation import (
@@ -573,7 +573,7 @@ def _served(observer: Observer, topology: Topology, drain: Callable[[], None]) -
     )
     observer.address = server.address
     text = "Dashboard and metrics at http://%s (/page, /metrics, /live, /ready, /status)"
-    moves.info(text, server.address)
+    rebalance_log.info(text, server.address)
     return server
 
 
@@ -584,7 +584,7 @@ def _exported(observer: Observer) -> OtlpExport:
     endpoint = config.otel_exporter_otlp_metrics_endpoint
     about = (subject.application_id, subject.client_id, subject.version)
     sender = OtlpExport(endpoint, config.otel_metric_export_interval, observer.watch, *about)
-    moves.info("Metrics are sent to %s", endpoint)
+    rebalance_log.info("Metrics are sent to %s", endpoint)
     return sender
 
 
@@ -688,7 +688,7 @@ class DeadLetterTopic:
             open_ = sorted(tally.open) if tally is not None else []
             done, error = self._write(replayer, part, open_[:MOST_REPLAYED], time_ms)
         failed = f" and then failed: {error}" if error else ""
-        moves.info(
+        rebalance_log.info(
             "Replayed %s from %s into %s%s, by request of the dashboard (%s at %s)%s",
             counted(done, "dead letter"),
             self.topic,

@@ -26,7 +26,7 @@ from everflow.instance.topics.internal_topics import (
 )
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.writing.transaction import fence_all
-from everflow.logs import counted, moves, some
+from everflow.logs import counted, rebalance_log, some
 from everflow.protocol.messages import of_kafka_streams, parse_metadata
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying, waiting
@@ -76,7 +76,7 @@ def prepare_cluster(
         topology = with_topics(topology, admin.list_topics(), config.application_id)
     for source in pattern_sources(topology):
         assert source.reading.pattern is not None
-        moves.info(
+        rebalance_log.info(
             "The pattern %s matches %s", source.reading.pattern.pattern, some(source.topics, 12)
         )
     topology = with_default_extractor(topology, extractor_named(config.default_timestamp_extractor))
@@ -307,7 +307,7 @@ class ClusterTopics:
 
 def await_warm(threads: Sequence[threading.Event], clock: Clock, stop: threading.Event) -> None:
     """Wait for the threads' workers, at most a minute for each. StoppedError."""
-    moves.info(
+    rebalance_log.info(
         "Preparing Spark jobs and Python workers for %s", counted(len(threads), "stream thread")
     )
     with waiting("preparing Spark jobs and Python workers"):
@@ -317,7 +317,7 @@ def await_warm(threads: Sequence[threading.Event], clock: Clock, stop: threading
                 slices -= 1
     if stop.is_set():
         raise StoppedError("stopped while stream threads were prepared")
-    moves.info(
+    rebalance_log.info(
         "Joining the group (which waits for a killed member until its session times out: "
         "session.timeout.ms)"
     )

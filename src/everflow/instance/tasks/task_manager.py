@@ -27,7 +27,7 @@ from everflow.instance.tasks.task import (
     concerning,
     deal,
 )
-from everflow.logs import ABOUT_ASSIGNMENT, counted, moves, some
+from everflow.logs import ABOUT_ASSIGNMENT, counted, rebalance_log, some
 from everflow.records import TaskId
 from everflow.retry import StoppedError
 
@@ -131,7 +131,7 @@ class TaskManager:
         }
         if wanted != self.copies:
             text = "Standby tasks: %s; warm-up tasks: %s"
-            moves.info(text, _names(standby), _names(warmup), extra=ABOUT_ASSIGNMENT)
+            rebalance_log.info(text, _names(standby), _names(warmup), extra=ABOUT_ASSIGNMENT)
         self.copies = wanted
         self.reconcile()
         self._close_unwanted(list(self.suspended))
@@ -392,7 +392,9 @@ class TaskManager:
 
 
 def _report(level: int, text: str, tasks: Collection[TaskId]) -> None:
-    moves.log(level, text, counted(len(tasks), "task"), _names(tasks), extra=ABOUT_ASSIGNMENT)
+    rebalance_log.log(
+        level, text, counted(len(tasks), "task"), _names(tasks), extra=ABOUT_ASSIGNMENT
+    )
 
 
 def _names(tasks: Collection[TaskId]) -> str:

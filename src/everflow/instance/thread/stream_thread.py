@@ -39,7 +39,7 @@ from everflow.instance.thread.retry_policy import (
 )
 from everflow.instance.thread.worker_processes import trace_and_kill
 from everflow.instance.topics.end_offsets import EndOffsets
-from everflow.logs import moves
+from everflow.logs import rebalance_log
 from everflow.memory import WorkerMemory
 from everflow.metrics import Metrics
 from everflow.protocol.messages import (
@@ -451,7 +451,7 @@ class StreamThread:
         since = self.batch_since_ms = self._counts.began_ms = self.clock.monotonic_ms()
         search = self.retries.search
         if search is not None and (line := search.line(planned, since)):
-            moves.info("Stream thread %d: %s", self.number, line)
+            rebalance_log.info("Stream thread %d: %s", self.number, line)
         try:
             return self._opened_job().run(self._request(batch_id, planned))
         except BatchFailedError as error:

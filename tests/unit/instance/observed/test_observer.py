@@ -30,7 +30,7 @@ from everflow.instance.observer import (
 )
 from everflow.instance.tasks.task import TaskRole, TaskState
 from everflow.kafka.admin import TransactionState
-from everflow.logs import moves
+from everflow.logs import rebalance_log
 from everflow.metrics import LEFT_OUT, Metrics
 from everflow.observe.desired_instances import ScalingRules
 from everflow.observe.observation import Observation
@@ -144,14 +144,14 @@ def test_it_says_what_is_left_of_the_disk(observer: Observer, tmp_path: Path) ->
 
 
 def test_lines_are_kept_while_it_runs(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "level", logging.INFO)
-    moves.manager._clear_cache()  # type: ignore[attr-defined]
-    moves.info("before")
+    monkeypatch.setattr(rebalance_log, "level", logging.INFO)
+    rebalance_log.manager._clear_cache()  # type: ignore[attr-defined]
+    rebalance_log.info("before")
     observer.start()
-    moves.info("meanwhile")
+    rebalance_log.info("meanwhile")
     observer.stop()
-    moves.info("after")
-    moves.manager._clear_cache()  # type: ignore[attr-defined]
+    rebalance_log.info("after")
+    rebalance_log.manager._clear_cache()  # type: ignore[attr-defined]
     assert [event.text for event in observer.facts().events] == ["meanwhile"]
 
 

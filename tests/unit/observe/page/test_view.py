@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from everflow import metrics as names
-from everflow.logs import ABOUT_ASSIGNMENT, moves
+from everflow.logs import ABOUT_ASSIGNMENT, rebalance_log
 from everflow.observe.observation import (
     ObservedHost,
     ObservedStore,
@@ -322,10 +322,10 @@ def book(monkeypatch: pytest.MonkeyPatch) -> Iterator[EventBook]:
 
 
 def test_what_people_are_told_is_kept(book: EventBook) -> None:
-    moves.info("REBALANCING -> %s", "RUNNING")
+    rebalance_log.info("REBALANCING -> %s", "RUNNING")
     log.info("a detail")
     log.warning("a broker is slow")
-    moves.info("Assigned 1 task", extra=ABOUT_ASSIGNMENT)
+    rebalance_log.info("Assigned 1 task", extra=ABOUT_ASSIGNMENT)
     found = book.events()
     assert [(event.level, event.about, event.text) for event in found] == [
         ("INFO", "", "REBALANCING -> RUNNING"),
@@ -342,7 +342,7 @@ def test_a_line_that_repeats_is_kept_once(book: EventBook) -> None:
 
 
 def test_a_noisy_hour_leaves_why_a_task_has_moved(book: EventBook) -> None:
-    moves.info("Revoked 1 task", extra=ABOUT_ASSIGNMENT)
+    rebalance_log.info("Revoked 1 task", extra=ABOUT_ASSIGNMENT)
     for n in range(100):
         log.warning("noise %d", n)
     assert [event.text for event in book.events()] == [
