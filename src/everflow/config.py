@@ -424,7 +424,7 @@ def asked_at(config: StreamsConfig, address: str) -> StreamsConfig:
 
 
 def _mapped(settings: object) -> Mapping[str, object]:
-    """The mapping of keys that was given by place; ConfigError for anything else."""
+    """The mapping of keys that was passed by place; ConfigError for anything else."""
     if settings is None:
         return {}
     if isinstance(settings, StreamsConfig):

@@ -197,7 +197,7 @@ class Act(Enum):
 @dataclass(frozen=True, kw_only=True)
 class SupervisorState:
     """A supervisor's input for a decision. ``executor_there``: its Spark task is alive;
-    ``silent_s``: since the driver's last answer; ``ending``: the order to end, given ``ending_s``
+    ``silent_s``: since the driver's last answer; ``ending``: the order to end, sent ``ending_s``
     ago; ``code``: the instance's exit code, once it has ended."""
 
     executor_there: bool

@@ -65,8 +65,8 @@ def decide(
 ) -> Decision:
     """May the batch commit? Yes only if it is the open one (its id carries the attempt), was not
     answered before, the member stands in a generation, and every task has been owned without a
-    break since the batch began. A task that is given up may commit only in the generation of that
-    moment (``revoked_in``): in any other it can be another member's."""
+    break since the batch began. A revoked task may commit only in the generation of its revocation
+    (``revoked_in``): in any other it can be another member's."""
     if batch is None:
         return Decision(False, f"unknown-batch: {batch_id} is not in flight (an older attempt?)")
     if answered:
@@ -106,7 +106,7 @@ class GateBook:
         self._pids: dict[int, dict[str, int]] = {}
 
     def own(self, tasks: Iterable[TaskId]) -> None:
-        """These tasks became ours; owned ones keep their epoch unless they were being given up."""
+        """These tasks became ours; owned ones keep their epoch unless they were revoked."""
         with self._lock:
             self._epoch += 1
             for task in tasks:
@@ -116,7 +116,7 @@ class GateBook:
                 self._epochs.setdefault(task, self._epoch)
 
     def revoke(self, tasks: Iterable[TaskId], member: MemberMetadata) -> None:
-        """These tasks have to be given up. Their batches may still commit, but only while
+        """These tasks have to be released. Their batches may still commit, but only while
         ``member`` stays in its generation: it may get no notice of an eviction before `release`."""
         with self._lock:
             for task in tasks:
@@ -125,7 +125,7 @@ class GateBook:
                     self._revoked_in[task] = (member.generation, member.member_id)
 
     def release(self, tasks: Iterable[TaskId]) -> None:
-        """Revoked tasks were given up. One that became ours again (after an eviction) stays."""
+        """Revoked tasks were released. One that became ours again (after an eviction) stays."""
         with self._lock:
             for task in tasks:
                 if task not in self._owned_again:

@@ -547,7 +547,7 @@ class ThreadCount:
 
     def _give_up(self, thread: StreamThread, empty: threading.Event) -> None:
         self._instance.manager.deal_without(frozenset({thread.number}))
-        # Commands are taken in turn: what it had has been given up by then.
+        # Commands are taken in turn: what it had has been released by then.
         thread.drop((), lambda _: empty.set())
 
     # ---------------------------------------------------------------------------------------------

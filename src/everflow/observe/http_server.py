@@ -84,11 +84,11 @@ class OpenConnections:
 
     @property
     def full(self) -> bool:
-        """More are here than there is room for, and all of them were being answered."""
+        """More are open than are allowed, and all of them were being answered."""
         return len(self._here) > self._most
 
     def came(self, one: WholeRequestsProtocol) -> bool:
-        """True if it may stay. Where there is no room, the connection that waited for its client
+        """True if it may stay. Where too many are open, the connection that waited for its client
         the longest is closed, of the address that has the most."""
         if len(self._here) >= self._most:
             self._close_one()
@@ -216,7 +216,7 @@ class WholeRequestsProtocol(H11Protocol):
 log = logging.getLogger("everflow")
 
 PROBES = frozenset(("/live", "/ready"))
-"""Paths that are answered whatever the request's Host, and beyond the room for connections."""
+"""Paths that are answered whatever the request's Host, and beyond the limit of connections."""
 PROBE_THREADS = 2
 MOST_HEAD_BYTES = 64 << 10
 """Of a request's first line and headers: its path has a key of 16 KiB, each byte of it in three."""

@@ -276,7 +276,7 @@ class ThreadCommands:
         return changed
 
     def refuse(self, known: dict[TaskId, ActiveTask]) -> None:
-        """The thread ends: answer all callers that wait for tasks to be given up."""
+        """The thread ends: answer all callers that wait for tasks to be released."""
         while self._waiting:
             command = self._waiting.popleft()
             if isinstance(command, tuple):

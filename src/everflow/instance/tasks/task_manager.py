@@ -1,7 +1,7 @@
-"""Recovers, follows, moves and gives up tasks as the group decides, one event at a time, on the
-instance's loop only. A task is in at most one place: recovering, on one stream thread, being given
-up by it, followed by the state updater, or being released by that. One in no place that was here a
-moment ago is suspended, its stores open: it may come back (reference 5.1)."""
+"""Recovers, follows, reassigns and releases tasks as the group decides, one event at a time, on the
+instance's loop only. A task is in at most one place: recovering, on one stream thread, leaving it,
+followed by the state updater, or being released by that. One in no place that was here a moment
+ago is suspended, its stores open: it may come back (reference 5.1)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TaskManager:
     running: dict[TaskId, int] = field(default_factory=dict)
     recovering: dict[TaskId, threading.Event] = field(default_factory=dict)
     leaving: set[TaskId] = field(default_factory=set)
-    """Leaving a thread: to another one, or given up."""
+    """Leaving a thread: to another one, or released."""
     following: dict[TaskId, TaskRole] = field(default_factory=dict)
     letting_go: set[TaskId] = field(default_factory=set)
     suspended: dict[TaskId, ActiveTask] = field(default_factory=dict)
@@ -157,7 +157,7 @@ class TaskManager:
         return self.owned == set(self.running) and not self.recovering and not self.leaving
 
     def handing_over(self) -> frozenset[TaskId]:
-        """Revoked tasks that are not given up yet; from any thread."""
+        """Revoked tasks that are not released yet; from any thread."""
         return frozenset(self._revoked)
 
     def idle_stores(self) -> dict[TaskId, tuple[TaskStore, ...]]:

@@ -136,8 +136,8 @@ class BatchSize:
 
 
 def plan_ranges(available: Ranges, records: int) -> dict[TopicPartition, OffsetRange]:
-    """Offset ranges for one batch, fair over the partitions; one (maybe empty) for each that is
-    given. ``available``: ``[next offset, end that may be read)``, by the guarantee; no range goes
+    """Offset ranges for one batch, fair over the partitions; one (maybe empty) for each of
+    them. ``available``: ``[next offset, end that may be read)``, by the guarantee; no range goes
     beyond it (scenario 5). Offsets without a record count. Each with something to read gets one
     offset at least, beyond ``records`` if need be: a merge waits for each of its inputs."""
     waiting = {tp: r.end - r.start for tp, r in available.items() if r.end > r.start}

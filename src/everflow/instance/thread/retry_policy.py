@@ -206,7 +206,7 @@ class StalledTasks:
         away = ends.failing_ms() > BROKERS_AWAY_MS
         known, stalled = ends.ends(), self.timeouts.stalled()
         if not (away or stalled or ends.any_silent):
-            return  # with a thousand tasks it is worth not to look at each
+            return  # with a thousand tasks it is worth not to check each
         for task in tasks.values():
             silent = sorted(ends.silent_ms(task.inputs))
             if silent:
