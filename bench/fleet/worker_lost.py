@@ -1,8 +1,8 @@
 """A lost worker of a Spark cluster: for how long the tasks of its instance show no output.
 
 `everflow fleet` runs three instances on a cluster of three workers, with a standby for each task.
-One worker is lost under load: SIGKILL to all that runs on its host, the executor, the keeper and
-the instance included. No worker is left that could host the instance again, so its tasks go to
+One worker is lost under load: SIGKILL to all that runs on its host, the executor, the supervisor
+and the instance included. No worker is left that could host the instance again, so its tasks go to
 their standbys and stay there.
 """
 

@@ -175,12 +175,12 @@ __all__ = sorted([*_MODULES, *_MODULE_OF])
 def __getattr__(name: str) -> Any:
     found = _MODULES.get(name) or _MODULE_OF.get(name)
     if found is not None:
-        from everflow.hidden_modules import raise_told, require_unhidden
+        from everflow.hidden_modules import raise_explained, require_unhidden
 
         try:
             module = importlib.import_module(found)
         except Exception as error:
-            raise_told(name, error)
+            raise_explained(name, error)
         require_unhidden()
         return module if name in _MODULES else getattr(module, name)
     from everflow.foreign_names import telling  # rare: not paid for by every import

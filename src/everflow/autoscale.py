@@ -1,5 +1,5 @@
 """Runs as many instances on this machine as they say that there should be (note 049). `change`
-decides, and is pure; `Autoscaler` looks, decides and acts until it is stopped, and so does
+decides, and is pure; `Autoscaler` reads, decides and acts until it is stopped, and so does
 `everflow.fleet` over executor slots. May import layer 0 and `everflow.client.direct`."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def change(seen: Sequence[InstanceSeen], least: int, most: int) -> int:
 
 
 COMMAND = "from everflow.cli import main; main()"
-LOOK_S = 5.0
+STATUS_S = 5.0
 TAIL_LINES = 15
 
 
@@ -87,7 +87,7 @@ class AutoscaledInstance:
 
     def status(self) -> dict[str, Any] | None:
         try:
-            found: dict[str, Any] = json.loads(asked(f"http://{self.address}/status", LOOK_S))
+            found: dict[str, Any] = json.loads(asked(f"http://{self.address}/status", STATUS_S))
             return found
         except (OSError, ValueError):
             return None
@@ -145,7 +145,7 @@ def start_instance(
     )
 
 
-LOOK_EVERY_S = 2.0
+STEP_S = 2.0
 END_S = 120.0
 MOST_FAILURES = 3
 """Instances that ended by themselves, one after the other, before the autoscaler gives up."""
@@ -187,7 +187,7 @@ class Autoscaler:
     least: int
     most: int
     say: Callable[[str], None]
-    every_s: float = LOOK_EVERY_S
+    every_s: float = STEP_S
     start: Callable[[int, str, Sequence[str], Path], Instance] = start_instance
     after_step: Callable[[Sequence[Instance]], None] = lambda _: None
     instances: list[Instance] = field(default_factory=list)

@@ -252,7 +252,7 @@ class StreamsConfig:
     clients: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict, metadata={"key": False}, repr=False
     )
-    given: frozenset[str] = field(
+    fields_set: frozenset[str] = field(
         default=frozenset(), metadata={"key": False}, compare=False, repr=False
     )
     """Names of the fields that were set, rather than left at their default."""
@@ -283,7 +283,7 @@ class StreamsConfig:
             threads = max(1, found["num_stream_threads"])
             found["max_memory_bytes"] = usual_budget(threads, machine_memory())
         frozen = {client: MappingProxyType(settings) for client, settings in clients.items()}
-        found |= {"clients": MappingProxyType(frozen), "given": frozenset(values)}
+        found |= {"clients": MappingProxyType(frozen), "fields_set": frozenset(values)}
         vars(self).update(found)
         for name, spec in fields.items():
             self._check(name, spec.metadata["check"])
@@ -319,7 +319,7 @@ class StreamsConfig:
         return [
             f"{dotted_name(name)} = {getattr(self, name)!r} has no effect yet: {instead}."
             for name, instead in WITHOUT_EFFECT.items()
-            if name in self.given
+            if name in self.fields_set
         ]
 
     @property
@@ -424,7 +424,7 @@ def asked_at(config: StreamsConfig, address: str) -> StreamsConfig:
 
 
 def _mapped(settings: object) -> Mapping[str, object]:
-    """The mapping of keys that was given by place; ConfigError for anything else."""
+    """The mapping of keys that was passed by place; ConfigError for anything else."""
     if settings is None:
         return {}
     if isinstance(settings, StreamsConfig):
@@ -468,9 +468,9 @@ def _check_tags(used: Sequence[str], tags: Mapping[str, str]) -> None:
             raise ConfigError(f"{said}; at most {most} are allowed.")
 
 
-def _client_key(given: str) -> tuple[str | None, str]:
+def _client_key(written: str) -> tuple[str | None, str]:
     """``consumer``, ``fetch.min.bytes`` of ``consumer_fetch_min_bytes``; else (None, "")."""
-    dotted = given if "." in given else dotted_name(given)
+    dotted = written if "." in written else dotted_name(written)
     for prefix in CLIENT_PREFIXES:
         if dotted.startswith(prefix) and dotted != prefix:
             key = dotted.removeprefix(prefix)
@@ -501,8 +501,8 @@ def _fixed(dotted: str, key: str) -> str:
     )
 
 
-def _unknown(given: str, known: list[str]) -> str:
-    dotted = dotted_name(given)
+def _unknown(written: str, known: list[str]) -> str:
+    dotted = dotted_name(written)
     if dotted in FIXED_BY_EVERFLOW:
         return _fixed(dotted, dotted)
     if dotted in _REMOVED:
@@ -517,7 +517,7 @@ def _unknown(given: str, known: list[str]) -> str:
         else "no known key is near."
     )
     prefixes = "Client settings take a prefix: consumer., producer., admin., topic."
-    return f"Unknown configuration key {given!r}: {hint} {prefixes}"
+    return f"Unknown configuration key {written!r}: {hint} {prefixes}"
 
 
 def _typed(name: str, raw: Any, annotation: str) -> Any:

@@ -181,10 +181,10 @@ class RecordError(FatalError, code="EF-RECORD"):
         partition: int,
         offset: int,
         node: str | None = None,
-        told: tuple[str, ...] = (),
+        details: tuple[str, ...] = (),
     ) -> None:
         at = f"{topic}-{partition}@{offset}" + (f", node {node}" if node else "")
-        super().__init__("\n  ".join([f"{message} (record {at})", *told]))
+        super().__init__("\n  ".join([f"{message} (record {at})", *details]))
         self.topic, self.partition, self.offset, self.node = topic, partition, offset, node
 
 

@@ -62,7 +62,7 @@ def require_unhidden() -> None:
         raise _refusal(files, "everflow")
 
 
-def raise_told(what: str, error: Exception) -> NoReturn:
+def raise_explained(what: str, error: Exception) -> NoReturn:
     """Raise ``error``, with which the import of ``what`` of everflow failed: as a SetupError where
     the program hides a library; never as an AttributeError, of which Python makes "cannot import
     name" without a reason."""

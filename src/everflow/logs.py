@@ -37,11 +37,11 @@ from typing import IO, Any, cast
 from everflow.user_program import printable
 
 LOGGER = "everflow.moves"
-moves = logging.getLogger(LOGGER)
-"""INFO: what moved, or what is waited for. WARNING: what an operator may have to look at."""
+rebalance_log = logging.getLogger(LOGGER)
+"""INFO: what was assigned, or is waited for. WARNING: what an operator may have to check."""
 
 ABOUT_ASSIGNMENT = {"about": "assignment"}
-"""``extra=`` of lines about what moves where and why: the page keeps them apart."""
+"""``extra=`` of lines on tasks that are assigned, and why: the dashboard lists them apart."""
 
 SHOWN = 5
 

@@ -36,7 +36,7 @@ FOLLOWING_BYTES = 72 * MIB
 _TAKEN_ANYWAY = JVM_BYTES + DRIVER_BYTES + FOLLOWING_BYTES
 RESTORES = 4
 """Stores that are restored at the same time at the most."""
-_HELD = 6
+_FETCHES_IN_MEMORY = 6
 """A restore holds so many times a fetch: one under way, one received, its columns, and the keys
 and values of a chunk as objects."""
 _LEAST_FETCH, _MOST_FETCH = MIB // 4, 8 * MIB
@@ -59,11 +59,13 @@ class MemoryBudget:
     def restore_fetch(self) -> int:
         """Bytes that a restore fetches and loads at once."""
         spare = self.total - _TAKEN_ANYWAY
-        return _within(_LEAST_FETCH, spare // (_RESTORING_SHARE * RESTORES * _HELD), _MOST_FETCH)
+        return _within(
+            _LEAST_FETCH, spare // (_RESTORING_SHARE * RESTORES * _FETCHES_IN_MEMORY), _MOST_FETCH
+        )
 
     @property
     def beside_workers(self) -> int:
-        return _TAKEN_ANYWAY + RESTORES * _HELD * self.restore_fetch
+        return _TAKEN_ANYWAY + RESTORES * _FETCHES_IN_MEMORY * self.restore_fetch
 
     def worker(self, threads: int) -> WorkerMemory:
         share = (self.total - self.beside_workers) // max(1, threads)
@@ -91,13 +93,13 @@ class WorkerMemory:
         """Bytes of changed pages that its stores may keep from one batch to the next."""
         return _within(_LEAST_PAGES, self._batch // 8, _MOST_PAGES)
 
-    def room(self, idle: int) -> int:
+    def batch_bytes(self, idle: int) -> int:
         """Bytes for a batch and what is made of it. ``idle``: what the worker takes without one."""
         return max(LEAST_BATCH_BYTES, self.total - idle)
 
     @property
     def _batch(self) -> int:
-        return self.room(WORKER_BYTES)
+        return self.batch_bytes(WORKER_BYTES)
 
 
 def least_budget(threads: int) -> int:
@@ -108,7 +110,7 @@ def least_budget(threads: int) -> int:
 
 def usual_budget(threads: int, machine: int | None) -> int:
     """The default. ``machine``: bytes for this process and all others; None: not known."""
-    restores = RESTORES * _HELD * _MOST_FETCH
+    restores = RESTORES * _FETCHES_IN_MEMORY * _MOST_FETCH
     wanted = _TAKEN_ANYWAY + restores + threads * (WORKER_BYTES + BATCH_BYTES)
     part, parts = _OF_MACHINE
     there = wanted if machine is None else machine * part // parts
@@ -124,7 +126,7 @@ FIRST_TIMES = 8.0
 three to five."""
 MOST_TIMES = 1_000.0
 AIMED_AT = 0.75
-"""The part of the room that a batch is planned to take: the next one's records may differ."""
+"""The part of those bytes that a batch is planned to take: the next one's records may differ."""
 TELLING_SHARE = 4
 """A batch tells something from a fourth of the most on: what a small one takes are the buffers that
 the large ones left."""
@@ -134,7 +136,7 @@ _LEAST_RECORD_BYTES = 1_024
 
 
 class Taken(NamedTuple):
-    """Bytes that a worker held: without a batch, when its records had been read, and at the
+    """Bytes that a worker used: without a batch, when its records had been read, and at the
     most."""
 
     idle: int
@@ -151,7 +153,7 @@ class BatchMemory:
 
     def most_bytes(self, limit: int, worker: WorkerMemory) -> int:
         """Bytes of records that the next batch may take; ``limit``: ``max.batch.bytes``."""
-        fitting = int(worker.room(self.idle) * AIMED_AT / self.times)
+        fitting = int(worker.batch_bytes(self.idle) * AIMED_AT / self.times)
         return min(limit, max(_LEAST_RECORD_BYTES, fitting))
 
     def after(self, raw_bytes: int, most_bytes: int, taken: Taken | None) -> BatchMemory:
@@ -219,17 +221,17 @@ class PeakMemory:
         self._watched = False
 
     def settle(self) -> None:
-        held = self._held()
-        if held is not None:
-            self._idle = held if self._idle is None else min(self._idle, held)
+        used = self._used()
+        if used is not None:
+            self._idle = used if self._idle is None else min(self._idle, used)
 
     def begin(self, raw_bytes: int) -> None:
         self._watched = False
         if raw_bytes < WORTH_LOOKING_BYTES or self._idle is None:
             return
-        held = self._held()
-        if held is not None:
-            self._before = self._peak = held
+        used = self._used()
+        if used is not None:
+            self._before = self._peak = used
             self._watched = self._reset()
 
     def taken(self) -> Taken | None:
@@ -243,7 +245,7 @@ class PeakMemory:
         self._reset()
         return Taken(self._idle, self._before, self._peak)
 
-    def _held(self) -> int | None:
+    def _used(self) -> int | None:
         return self._fields().get(b"RssAnon")
 
     def _fields(self) -> dict[bytes, int]:

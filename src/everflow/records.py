@@ -250,7 +250,7 @@ class ClockCall(NamedTuple):
 
 
 class KeyPlaces(NamedTuple):
-    """Keys of a topic that were looked at, and how many lie elsewhere than the partitioner ``by``
+    """Keys of a topic that were checked, and how many lie elsewhere than the partitioner ``by``
     says; ``sample``: the first of these, and where; ``fits``: the partitioner that fits all."""
 
     node: str

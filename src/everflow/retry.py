@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from everflow.clock import Clock, Deadline
 from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
-from everflow.logs import install, moves
+from everflow.logs import install, rebalance_log
 
 log = logging.getLogger("everflow")
 
@@ -130,7 +130,7 @@ def shown_elsewhere(_: str) -> AbstractContextManager[object]:
 
 @contextmanager
 def logged(
-    what: str, say: Callable[[str], object] = moves.info, *, first_s: float = FIRST_S
+    what: str, say: Callable[[str], object] = rebalance_log.info, *, first_s: float = FIRST_S
 ) -> Iterator[None]:
     """Log the wait of the block, from a thread of its own: ``starting Spark, 10 s so far``."""
     install()

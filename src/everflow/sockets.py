@@ -24,7 +24,7 @@ MOST_LINE_BYTES = 256 << 20
 """Of a line between the driver and a worker: a batch's offsets, or prints, never its records."""
 MOST_MESSAGE_BYTES = 1 << 30
 """Of what comes with its length before it: a slice of a batch, or one record that is larger."""
-_NAME_ROOM = 40
+_NAME_BYTES = 40
 _SHORT_BASE = "/tmp"
 _locks: dict[Path, int] = {}
 
@@ -91,7 +91,7 @@ def remove_abandoned(now_s: float | None = None) -> list[Path]:
                 and found.st_uid == os.geteuid()
                 and found.st_mtime <= before
             )
-            if ours and _only_sockets(folder) and not _held(folder / LOCK):
+            if ours and _only_sockets(folder) and not _locked(folder / LOCK):
                 shutil.rmtree(folder)
                 removed.append(folder)
     return removed
@@ -99,7 +99,7 @@ def remove_abandoned(now_s: float | None = None) -> list[Path]:
 
 def _base() -> str:
     base = tempfile.gettempdir()
-    return _SHORT_BASE if len(base.encode()) + _NAME_ROOM > LONGEST else base
+    return _SHORT_BASE if len(base.encode()) + _NAME_BYTES > LONGEST else base
 
 
 def _only_sockets(folder: Path) -> bool:
@@ -108,7 +108,7 @@ def _only_sockets(folder: Path) -> bool:
     )
 
 
-def _held(path: Path) -> bool:
+def _locked(path: Path) -> bool:
     """FileNotFoundError without a lock: then it is no folder of ours."""
     lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:

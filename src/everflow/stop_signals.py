@@ -2,8 +2,9 @@
 
 Where nothing runs yet that has to end in order, the first signal raises `StopRequestedError` in the
 main thread, once. Where Python swallows it (a fork's hooks, a finaliser) it comes again a moment
-later, and `StopSignals.check` raises it where a library has caught it. Inside `StopSignals.told_to`
-nothing is raised: a thread tells the listener of each. Afterwards signals are only counted.
+later, and `StopSignals.check` raises it where a library has caught it. Inside
+`StopSignals.reported_to` nothing is raised: a thread reports each to the listener. Afterwards
+signals are only counted.
 
 A SIGHUP is left to whoever started the process to outlive its terminal (``nohup``), and to the
 program's own handler. A shell that ends sends several: it counts only as the first signal."""
@@ -95,7 +96,7 @@ class StopSignals:
             raise StopRequestedError(self.first)
 
     @contextmanager
-    def told_to(self, listener: Callable[[int, int], None]) -> Iterator[None]:
+    def reported_to(self, listener: Callable[[int, int], None]) -> Iterator[None]:
         """Inside the block each signal calls ``listener(count of signals, number)`` on a thread of
         its own; later ones are counted. StopRequestedError for one that came before."""
         self._raising = False

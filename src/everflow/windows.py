@@ -197,8 +197,8 @@ class TimeWindows(Telling, metaclass=FittingClass):
         return starts + self.size_ms > stream_times - self.grace_ms
 
     def __str__(self) -> str:
-        hop = "" if self.advance_ms == self.size_ms else f" every {self.advance_ms} ms"
-        return f"{self.size_ms} ms{hop}, grace {self.grace_ms} ms"
+        advance = "" if self.advance_ms == self.size_ms else f" every {self.advance_ms} ms"
+        return f"{self.size_ms} ms{advance}, grace {self.grace_ms} ms"
 
 
 @dataclass(frozen=True)
@@ -367,8 +367,8 @@ class CountWindows(Telling, metaclass=FittingClass):
         return TimeWindows(self.size, self.step)
 
     def __str__(self) -> str:
-        hop = "" if self.step == self.size else f" every {self.step}"
-        return f"{self.size} records{hop}"
+        advance = "" if self.step == self.size else f" every {self.step}"
+        return f"{self.size} records{advance}"
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,9 @@ MUTATIONS = {
     "Copies know no query and no start": (
         "instance.copies.state_updater everflow.instance.query.queries",
     ),
-    "What runs on the hosts beside Spark knows no Spark": ("fleet.keeper everflow.spark.session",),
+    "What runs on the hosts beside Spark knows no Spark": (
+        "fleet.supervisor everflow.spark.session",
+    ),
     "Of what stands beside the package, only its commands know": (
         "testing.broker everflow_simulation",
         "console.status everflow_demo",

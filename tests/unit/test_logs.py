@@ -23,7 +23,7 @@ from everflow.cli.state import _cell
 from everflow.console.status import StatusLine
 from everflow.errors import FatalError, without_history
 from everflow.kafka.dead_letters import LetterPlace, RawLetter, letter_of, line_of, text_of
-from everflow.logs import LogFile, Repeats, install, lines_to, log_path, moves
+from everflow.logs import LogFile, Repeats, install, lines_to, log_path, rebalance_log
 from everflow.user_program import one_line, printable
 from everflow.worker.task_step import cell
 
@@ -93,7 +93,7 @@ def test_what_an_earlier_instance_said_is_new_for_the_next(capsys: Capture, tmp_
 def test_a_program_without_configuration_reads_warnings_and_moves(capsys: Capture) -> None:
     OWN.debug("quiet")
     OWN.info("quiet too")
-    moves.info("Joining the group")
+    rebalance_log.info("Joining the group")
     OWN.warning("no answer from %s", "Kafka")
     assert (
         capsys.readouterr().err == f"{NOW} Joining the group\n{NOW} WARNING no answer from Kafka\n"
@@ -165,7 +165,7 @@ def test_the_screen_s_owner_gets_lines_and_the_file_does(tmp_path: Path, capsys:
     with lines_to(taken.append):
         OWN.warning("no answer")
         OWN.info("a word")
-        moves.info("Joining the group")
+        rebalance_log.info("Joining the group")
     root.handlers[1].close()
     assert taken == ["WARNING no answer", "Joining the group"]
     assert capsys.readouterr().err == ""

@@ -58,7 +58,7 @@ def test_while_something_runs_a_thread_tells_of_each_and_nothing_is_raised() -> 
     told: list[tuple[int, int]] = []
     with (
         StopSignals() as signals,
-        signals.told_to(lambda count, number: told.append((count, number))),
+        signals.reported_to(lambda count, number: told.append((count, number))),
     ):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
             send(number)
@@ -69,7 +69,7 @@ def test_while_something_runs_a_thread_tells_of_each_and_nothing_is_raised() -> 
 
 def test_behind_it_signals_are_only_counted() -> None:
     with StopSignals() as signals:
-        with signals.told_to(lambda *_: None):
+        with signals.reported_to(lambda *_: None):
             pass
         send(signal.SIGINT)
         assert signals.count == 1
@@ -82,7 +82,7 @@ def test_one_that_a_library_has_swallowed_is_raised_by_the_next_check() -> None:
             pause()
         except BaseException:
             pass
-        with pytest.raises(StopRequestedError), signals.told_to(lambda *_: None):
+        with pytest.raises(StopRequestedError), signals.reported_to(lambda *_: None):
             raise AssertionError("it must not begin")
 
 
@@ -133,7 +133,7 @@ def told(count, number):
     print("to the terminal", flush=True)
     said.write(f"{count} {number}\\n")
     over.set()
-with StopSignals() as signals, signals.told_to(told):
+with StopSignals() as signals, signals.reported_to(told):
     print("waits", flush=True)
     over.wait()
     print("the end", flush=True)
@@ -165,7 +165,7 @@ def test_a_hang_up_says_nothing_after_another_signal() -> None:
     told: list[tuple[int, int]] = []
     with (
         StopSignals() as signals,
-        signals.told_to(lambda count, number: told.append((count, number))),
+        signals.reported_to(lambda count, number: told.append((count, number))),
     ):
         for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
             send(number)
@@ -200,7 +200,7 @@ def test_on_another_thread_it_hears_nothing_and_does_no_harm() -> None:
     before, codes = signal.getsignal(signal.SIGINT), []
 
     def run() -> None:
-        with owned() as signals, signals.told_to(lambda *_: None):
+        with owned() as signals, signals.reported_to(lambda *_: None):
             codes.append(signals.exit_code)
 
     thread = threading.Thread(target=run)

@@ -56,7 +56,7 @@ PROGRAM = """
 from everflow import retry
 retry.logged.__wrapped__.__kwdefaults__["first_s"] = 0.02
 import threading
-said, say = threading.Event(), retry.moves.info
+said, say = threading.Event(), retry.rebalance_log.info
 retry.logged.__wrapped__.__defaults__ = (lambda line: (say(line), said.set()),)
 with retry.waiting("starting Spark"):
     assert said.wait(30)

@@ -204,7 +204,7 @@ def broker(
             f"data: {server.data_folder}{'' if data_dir else ' (deleted at the end)'}; Ctrl-C "
             f"stops it"
         )
-        with signals.told_to(lambda *_: ended.set()):
+        with signals.reported_to(lambda *_: ended.set()):
             while not ended.wait(0.5):
                 if not server.running:
                     raise SetupError(

@@ -165,7 +165,7 @@ def autoscale(
         say=lambda line: typer.echo(f"{time_of_day()} {line}"),
     )
     stop = threading.Event()
-    with owned() as signals, signals.told_to(lambda *_: stop.set()):
+    with owned() as signals, signals.reported_to(lambda *_: stop.set()):
         scaler.run(stop)
 
 

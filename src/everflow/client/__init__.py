@@ -75,11 +75,11 @@ class Connections:
         while True:
             reason = ""
             for server in dict.fromkeys([*([] if at is None else [at]), *self._servers]):
-                found, told = self._followed(server, path, body)
+                found, failure = self._followed(server, path, body)
                 if found is not None:
                     return found
                 self._servers.sort(key=server.__eq__)  # last from now on
-                reason = f"{server}: {told}"
+                reason = f"{server}: {failure}"
             if self._clock() + pause_s > until_s:
                 raise QueryUnavailableError(f"{path}: no answer ({reason})")
             self._pause(pause_s)
@@ -216,15 +216,15 @@ class QueryClient:
         service's certificate (PEM), which means ``tls`` (https). ``timeout``: seconds for one
         answer. Raises ConfigError where there is nobody to ask, or ``ca`` cannot be used."""
         context = _trusting(ca) if tls or ca is not None else None
-        given = [servers] if isinstance(servers, str) else list(servers)
-        if not given or not all(given):
+        addresses = [servers] if isinstance(servers, str) else list(servers)
+        if not addresses or not all(addresses):
             raise ConfigError(
                 f"QueryClient({servers!r}) has nobody to ask: give host:port of one instance or "
                 f"more, the address of query.listen."
             )
-        for server in given:
+        for server in addresses:
             _require_address(server)
-        self._connections = Connections(given, token, context, timeout, patience)
+        self._connections = Connections(addresses, token, context, timeout, patience)
         self._keys_of: dict[str, tuple[str, str]] = {}  # by store: words and form
 
     def stores(self) -> list[StoreInfo]:
@@ -272,13 +272,13 @@ class QueryClient:
                 asked_for = {"keys": [wanted[place] for place in part]}
                 body = json.dumps(asked_for, default=_json).encode()
                 answer = self._connections.ask(path, body, at)
-                told = answer["entries"]
-                for place, one in zip(part[: answer.get("next")], told, strict=True):
+                rows = answer["entries"]
+                for place, one in zip(part[: answer.get("next")], rows, strict=True):
                     if "error" in one:
                         left.setdefault(one["host"], []).append(place)
                     else:
                         found[place] = one["value"]
-                start += len(told)
+                start += len(rows)
             for host, others in left.items():
                 if at is None and host is not None:
                     asks.append((host, others))
@@ -386,9 +386,9 @@ class QueryClient:
         return _quoted(_text(key, self._form(store, [key])))
 
     def _ends(self, store: str, **keys: Any) -> dict[str, str]:
-        given = {name: key for name, key in keys.items() if key is not None}
-        form = self._form(store, list(given.values())) if given else ""
-        return {name: _text(key, form) for name, key in given.items()}
+        present = {name: key for name, key in keys.items() if key is not None}
+        form = self._form(store, list(present.values())) if present else ""
+        return {name: _text(key, form) for name, key in present.items()}
 
     def _form(self, store: str, keys: Sequence[Any]) -> str:
         """The JSON form of a store's keys; asked for again before a refusal: it may be new."""
@@ -465,10 +465,10 @@ def _trusting(ca: str | None) -> ssl.SSLContext:
 
 
 def _asked(stale: bool, max_lag: int | None, **others: Any) -> dict[str, Any]:
-    given = {"stale": stale, "max_lag": max_lag, **others}
+    options = {"stale": stale, "max_lag": max_lag, **others}
     return {
         name: "true" if value is True else value
-        for name, value in given.items()
+        for name, value in options.items()
         if value is not None and value is not False
     }
 

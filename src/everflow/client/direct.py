@@ -47,12 +47,12 @@ def asked(
         parts = urlsplit(url)
         with closing(connection_to(parts.scheme, parts.netloc, timeout_s, tls)) as connection:
             connection.connect()
-            held = connection.sock
+            sock = connection.sock
 
             def hang_up() -> None:  # the socket's own time-out begins anew with each byte
                 late.set()
                 with suppress(OSError):
-                    socket.socket.shutdown(held, socket.SHUT_RDWR)
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
             timer = threading.Timer(timeout_s, hang_up)
             timer.daemon = True

@@ -27,7 +27,7 @@ from everflow.errors import ConfigError, FatalError, SetupError
 from everflow.fleet.control import Door, Places, application
 from everflow.fleet.decision import (
     PROGRAM_FILE,
-    PlacesTold,
+    MissingPlaces,
     Report,
     SlotOrder,
     SlotOutcome,
@@ -99,7 +99,7 @@ def run_fleet(fleet: Fleet, say: Callable[[str], None], signals: StopSignals) ->
         context.addFile(str(folder / PROGRAM_FILE))
         places, token = Places(say), secrets.token_urlsafe(32)
         jobs = SparkJobs(context, fleet.application_id)
-        missing = PlacesTold(fleet.cores, fleet.memory)
+        missing = MissingPlaces(fleet.cores, fleet.memory)
 
         def start(slot: int, *_: object) -> SlotJob:
             return SlotJob(fleet.order(slot, f"http://{address}", token), places, jobs)
@@ -128,7 +128,7 @@ def run_fleet(fleet: Fleet, say: Callable[[str], None], signals: StopSignals) ->
         )
         say(f"show or resize it from this host: everflow scale {address} --instances NUMBER")
         stop = threading.Event()
-        with signals.told_to(lambda *_: stop.set()):
+        with signals.reported_to(lambda *_: stop.set()):
             loop.run(stop)
 
 
@@ -145,7 +145,7 @@ def _served(
         application(Door(token, own, fleet.application_id, places, loop)),
         "--listen",
         names=OwnNames(listen, [host]),
-        free=lambda path: path == "/report",  # a keeper shows its token
+        free=lambda path: path == "/report",  # a supervisor shows its token
     )
     bound, _, port = server.address.rpartition(":")
     with closing(server):
@@ -231,7 +231,7 @@ def pack(module: str, more: Sequence[Path], to: Path) -> list[str]:
     return [part.name for part in parts]
 
 
-# --- a slot: a Spark job of one task, whose keeper runs one instance ------------------------------
+# --- a slot: a Spark job of one task, whose supervisor runs one instance --------------------------
 
 FAILED = 70
 """The exit code of a slot whose job failed."""
@@ -299,7 +299,7 @@ class SlotJob:
         return not self._thread.is_alive()
 
     def kill(self) -> None:
-        """Spark ends the task; its keeper ends the instance in order, if it can."""
+        """Spark ends the task; its supervisor ends the instance in order, if it can."""
         self._jobs.cancel(self.number)
 
     def tail(self) -> str:
@@ -346,7 +346,7 @@ def last_words(error: BaseException) -> str:
 
 
 def host_instance(orders: Iterable[str]) -> Iterator[str]:
-    """The outcome of each order. RuntimeError: its keeper was killed; Spark runs the task again."""
+    """The outcome of each order. RuntimeError: its supervisor was killed; Spark runs it again."""
     for text in orders:
         context = TaskContext.get()
         attempt = context.taskAttemptId() if context is not None else 0
@@ -355,25 +355,25 @@ def host_instance(orders: Iterable[str]) -> Iterator[str]:
 
 
 def kept(order: SlotOrder) -> SlotOutcome:
-    """Run an order with a keeper, and wait; the outcome of its instance."""
-    keeper = subprocess.Popen(
-        [sys.executable, "-m", "everflow.fleet.keeper"],
+    """Run an order with a supervisor, and wait; the outcome of its instance."""
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "everflow.fleet.supervisor"],
         stdin=subprocess.PIPE,  # stays open for as long as this process lives
         stdout=subprocess.PIPE,
         start_new_session=True,  # what ends a Python worker of Spark ends its process group
         env=dict(os.environ),
         text=True,
     )
-    assert keeper.stdin is not None
-    assert keeper.stdout is not None
-    with keeper.stdin, keeper.stdout:
-        keeper.stdin.write(order.to_json() + "\n")
-        keeper.stdin.flush()
-        said = keeper.stdout.readline()
-    code = keeper.wait()
+    assert supervisor.stdin is not None
+    assert supervisor.stdout is not None
+    with supervisor.stdin, supervisor.stdout:
+        supervisor.stdin.write(order.to_json() + "\n")
+        supervisor.stdin.flush()
+        said = supervisor.stdout.readline()
+    code = supervisor.wait()
     try:
         return SlotOutcome.from_json(said)
     except ValueError:
         raise RuntimeError(
-            f"the keeper of instance {order.slot} ended without a word (exit code {code})"
+            f"the supervisor of instance {order.slot} ended without a word (exit code {code})"
         ) from None

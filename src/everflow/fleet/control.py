@@ -1,4 +1,4 @@
-"""The HTTP endpoint of a fleet's driver: keepers report, operators look and resize."""
+"""The HTTP endpoint of a fleet's driver: supervisors report, operators read and resize."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class Places:
             return None if place is None else place.last
 
     def want(self, slot: int, wanted: Wanted) -> None:
-        """Set the answer to the next reports of a slot's keeper."""
+        """Set the answer to the next reports of a slot's supervisor."""
         with self._lock:
             if slot in self._places:
                 self._places[slot].wanted = wanted
 
     def reported(self, report: Report) -> Wanted:
-        """The order for the keeper that reports; a keeper without a slot gets ``stop``."""
+        """The order for the supervisor that reports; a supervisor without a slot gets ``stop``."""
         with self._lock:
             place = self._places.get(report.slot)
             wanted = answer(
@@ -110,7 +110,7 @@ TOO_LARGE = f"it is larger than {MOST_BODY_BYTES:,} bytes"
 
 @dataclass(frozen=True)
 class Door:
-    """What keepers get that show the ``token``, and operators on the driver's ``own_hosts``."""
+    """What supervisors get that show the ``token``, and operators on the driver's ``own_hosts``."""
 
     token: str
     own_hosts: frozenset[str]
@@ -122,8 +122,8 @@ class Door:
         slots = []
         for slot, without_s in sorted(self.places.without_s().items()):
             last = self.places.last(slot)
-            told = {} if last is None else asdict(last)
-            known = {key: one for key, one in told.items() if key not in ("lines", "left_out")}
+            report = {} if last is None else asdict(last)
+            known = {key: one for key, one in report.items() if key not in ("lines", "left_out")}
             slots.append({**known, "slot": slot, "without_place_s": round(without_s, 1)})
         return {
             "application_id": self.application_id,
@@ -137,7 +137,7 @@ def application(door: Door) -> Starlette:
     async def report(request: Request) -> Response:
         shown = request.headers.get(TOKEN_HEADER, "").encode()  # a text must be ASCII there
         if not secrets.compare_digest(shown, door.token.encode()):
-            return PlainTextResponse("this is no keeper of this fleet\n", status_code=403)
+            return PlainTextResponse("this is no supervisor of this fleet\n", status_code=403)
         try:
             received = Report.from_json(await body_of(request, MOST_BODY_BYTES, TOO_LARGE))
         except (ValueError, RefusedRequest) as error:

@@ -1,4 +1,4 @@
-"""What a fleet decides, and what goes between its driver and the keepers on the hosts. Pure."""
+"""What a fleet decides, and what goes between its driver and the supervisors on the hosts. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class SlotOrder(Message):
-    """The order for a keeper. ``settings``: by dotted keys; ``folder``: on the host, with variables
+    """A supervisor's order. ``settings``: by dotted keys; ``folder``: on the host, with variables
     of its environment; ``url``, ``token``: of the driver; ``program`` (its file) and ``attempt``
     (Spark's number) are filled in by the task; ``drain_s``: limit of a drain."""
 
@@ -62,9 +62,9 @@ class SlotOrder(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Message):
-    """A keeper's report, about once a second. ``phase``: of the keeper; ``state``: of the instance;
-    ``lines``: the instance's lines since the last report, and ``left_out`` the number of those that
-    are in ``log``, its file on ``host``, only; ``desired``: as in `InstanceSeen`."""
+    """A supervisor's report, about once a second. ``phase``: of the supervisor; ``state``: of the
+    instance; ``lines``: the instance's lines since the last report, and ``left_out`` the number of
+    those that are in ``log``, its file on ``host``, only; ``desired``: as in `InstanceSeen`."""
 
     slot: int
     attempt: int
@@ -107,7 +107,7 @@ MOST_CHARACTERS = 4_000
 OWN_SETTINGS = {
     "group.instance.id": "it is made of the number of the instance",
     "state.dir": "--folder says where it lies on the hosts",
-    "http.listen": "each instance listens on its host, where its keeper asks it",
+    "http.listen": "each instance listens on its host, where its supervisor asks it",
 }
 
 
@@ -195,9 +195,9 @@ class Act(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeeperSees:
-    """A keeper's input for a decision. ``executor_there``: the Spark task that started it is alive;
-    ``silent_s``: since the driver's last answer; ``ending``: the order to end, given ``ending_s``
+class SupervisorState:
+    """A supervisor's input for a decision. ``executor_there``: its Spark task is alive;
+    ``silent_s``: since the driver's last answer; ``ending``: the order to end, sent ``ending_s``
     ago; ``code``: the instance's exit code, once it has ended."""
 
     executor_there: bool
@@ -208,27 +208,27 @@ class KeeperSees:
     code: int | None = None
 
 
-def wish(sees: KeeperSees) -> Wanted:
+def target_order(state: SupervisorState) -> Wanted:
     """The state to bring the instance to. Without an executor or a driver it stops and stays a
     member: the slot goes on elsewhere under its name, or with the next fleet."""
-    lost = not sees.executor_there or sees.silent_s > DRIVER_SILENT_S
-    return Wanted.stop if lost else sees.wanted
+    lost = not state.executor_there or state.silent_s > DRIVER_SILENT_S
+    return Wanted.stop if lost else state.wanted
 
 
-def keeper_act(sees: KeeperSees, drain_s: float) -> Act:
-    if sees.code is not None:
+def next_act(state: SupervisorState, drain_s: float) -> Act:
+    if state.code is not None:
         return Act.done
-    wanted = wish(sees)
-    if sees.ending is None:
+    wanted = target_order(state)
+    if state.ending is None:
         return {Wanted.run: Act.go_on, Wanted.drain: Act.drain, Wanted.stop: Act.stop}[wanted]
-    if sees.ending is Wanted.drain and wanted is Wanted.stop:
+    if state.ending is Wanted.drain and wanted is Wanted.stop:
         return Act.stop
-    bound_s = drain_s if sees.ending is Wanted.drain else STOP_S
-    return Act.kill if sees.ending_s > bound_s else Act.go_on
+    bound_s = drain_s if state.ending is Wanted.drain else STOP_S
+    return Act.kill if state.ending_s > bound_s else Act.go_on
 
 
 def answer(wanted: Wanted | None, newest: int, attempt: int) -> Wanted:
-    """The answer to a keeper; ``wanted`` None: it has no slot. One of an earlier attempt ends."""
+    """The answer to a supervisor; ``wanted`` None: no slot. One of an earlier attempt ends."""
     return Wanted.stop if wanted is None or attempt < newest else wanted
 
 
@@ -254,21 +254,21 @@ def shown_lines(report: Report) -> list[str]:
 
 
 @dataclass
-class PlacesTold:
+class MissingPlaces:
     """Says that there are too few places, once and then seldom."""
 
     cores: int
     memory: str
-    _told: tuple[int, ...] = ()
-    _told_s: float = float("-inf")
+    _reported: tuple[int, ...] = ()
+    _reported_s: float = float("-inf")
 
     def text(self, without_s: Mapping[int, float], now_s: float) -> str | None:
         """``without_s``: slot -> for how long it has had no place; 0 where it has one."""
         missing = tuple(sorted(slot for slot, since in without_s.items() if since >= PLACE_S))
-        if missing == self._told and (not missing or now_s - self._told_s < AGAIN_S):
+        if missing == self._reported and (not missing or now_s - self._reported_s < AGAIN_S):
             return None
-        grown = bool(set(missing) - set(self._told)) or missing == self._told
-        self._told, self._told_s = missing, now_s
+        grown = bool(set(missing) - set(self._reported)) or missing == self._reported
+        self._reported, self._reported_s = missing, now_s
         return self._said(missing, len(without_s)) if grown else None
 
     def _said(self, missing: Sequence[int], all_: int) -> str:

@@ -19,7 +19,7 @@ from everflow.errors import EverflowError, FatalError, RetriableError, SetupErro
 from everflow.instance.client_state import ClientState
 from everflow.instance.commit_gate import CommitGate, GateBackend
 from everflow.instance.copies.global_tables import GlobalTables, LoadedTables, count_left_out
-from everflow.instance.copies.known_copies import Copies, Freshness, StateCleaner, StateKeeper
+from everflow.instance.copies.known_copies import Copies, Freshness, StateCleaner, StateMaintenance
 from everflow.instance.copies.state_updater import StateUpdater, UpdaterServices
 from everflow.instance.instance import EventLoop, Extension, Instance, InstanceSettings
 from everflow.instance.restore.changelogs import Changelogs
@@ -183,7 +183,7 @@ def job_opener(context: Any, dependencies: Dependencies) -> OpenJob:
         partitions=blueprint.partitions,
         read_committed=config.exactly_once,
         ahead_bytes=memory.ahead,
-        held_bytes=memory.pages,
+        retained_bytes=memory.pages,
     )
     client = client_id(config, dependencies.directory.process_id)
     within = some([str(index) for index in sorted(blueprint.inputs)], 12)
@@ -218,52 +218,54 @@ KNOWN_STARTS_S = 1.0
 class ClusterRecoveryPorts:
     """See `RecoveryPorts`; for several threads. ``stopped``: asked between a replay's chunks."""
 
-    given: Dependencies
+    dependencies: Dependencies
     listener: RestoreListener
     stopped: Callable[[], bool]
 
     def purged(self) -> Sequence[TopicPartition]:
-        return self.given.blueprint.purged()
+        return self.dependencies.blueprint.purged()
 
     def fence(self, transactional_ids: Collection[str]) -> None:
-        fence_all(self.given.config.producer(), transactional_ids, FENCE_TIMEOUT_S)
+        fence_all(self.dependencies.config.producer(), transactional_ids, FENCE_TIMEOUT_S)
 
     def committed(
         self, partitions: Sequence[TopicPartition], *, stable: bool = True
     ) -> Mapping[TopicPartition, CommittedOffset]:
-        return self.given.admin.committed(
-            self.given.config.application_id, partitions, COMMITTED_TIMEOUT_S, stable=stable
+        return self.dependencies.admin.committed(
+            self.dependencies.config.application_id, partitions, COMMITTED_TIMEOUT_S, stable=stable
         )
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Offsets:
-        return self.given.changelogs.log_ends(partitions)
+        return self.dependencies.changelogs.log_ends(partitions)
 
     def stable_ends(self, partitions: Sequence[TopicPartition]) -> Offsets:
-        return self.given.changelogs.stable_ends(partitions)
+        return self.dependencies.changelogs.stable_ends(partitions)
 
     def log_starts(self, partitions: Sequence[TopicPartition], *, known: bool = False) -> Offsets:
         if known:
-            return self.given.admin.list_offsets(
+            return self.dependencies.admin.list_offsets(
                 partitions, "earliest", "read_uncommitted", KNOWN_STARTS_S, whole=False
             )
-        return self.given.admin.list_offsets(partitions, "earliest", "read_uncommitted")
+        return self.dependencies.admin.list_offsets(partitions, "earliest", "read_uncommitted")
 
     def offsets_since(self, partitions: Sequence[TopicPartition], time_ms: int) -> Offsets:
-        return self.given.admin.list_offsets(partitions, time_ms, "read_uncommitted")
+        return self.dependencies.admin.list_offsets(partitions, time_ms, "read_uncommitted")
 
     def restore(
         self, task: ActiveTask, incarnation: str, targets: Offsets
     ) -> tuple[TaskStore, ...]:
-        given = self.given
-        specs = {spec.name: spec for spec in given.blueprint.stores.get(task.id.subtopology, ())}
+        dependencies = self.dependencies
+        specs = {
+            spec.name: spec for spec in dependencies.blueprint.stores.get(task.id.subtopology, ())
+        }
         changelogs = [store.changelog for store in task.stores if store.changelog is not None]
-        states = given.changelogs.states(changelogs, targets)
+        states = dependencies.changelogs.states(changelogs, targets)
         stores: list[TaskStore] = []
         jobs: list[RestoreJob] = []
         for store in task.stores:
             state = None if store.changelog is None else states[store.changelog]
             spec = specs[store.name]
-            prepared = given.prepare(task.id, spec, state, incarnation)
+            prepared = dependencies.prepare(task.id, spec, state, incarnation)
             stores.append(TaskStore(store.name, prepared.store.path, store.changelog))
             if prepared.plan is not None and store.changelog is not None:
                 jobs.append(
@@ -275,7 +277,7 @@ class ClusterRecoveryPorts:
                         plan=prepared.plan,
                         incarnation=incarnation,
                         reused=None if spec.source_topic is None else spec,
-                        left_out=given.changelogs.left_out.before(
+                        left_out=dependencies.changelogs.left_out.before(
                             store.changelog, prepared.plan.end
                         ),
                     )
@@ -284,10 +286,14 @@ class ClusterRecoveryPorts:
         return tuple(stores)
 
     def _replay(self, jobs: Sequence[RestoreJob]) -> None:
-        fetch_bytes = self.given.config.memory.restore_fetch
-        with LogReader(self.given.reader, latest=True, fetch_bytes=fetch_bytes) as reader:
+        fetch_bytes = self.dependencies.config.memory.restore_fetch
+        with LogReader(self.dependencies.reader, latest=True, fetch_bytes=fetch_bytes) as reader:
             done = restore_all(
-                jobs, reader, clock=self.given.clock, listener=self.listener, stopped=self.stopped
+                jobs,
+                reader,
+                clock=self.dependencies.clock,
+                listener=self.listener,
+                stopped=self.stopped,
             )
         if any(not progress.done for progress in done) or len(done) < len(jobs):
             raise StoppedError("stopped while restoring")
@@ -327,7 +333,7 @@ class ClusterPorts:
         self._letter_writers: list[RecordWriter] = []
         self._gate: CommitGate
         self._gate_path: str
-        self._keeper: StateKeeper
+        self._maintenance: StateMaintenance
         self._watch: TopicWatch
         self._topics: TopicChanges
         self._member: GroupMember
@@ -341,8 +347,8 @@ class ClusterPorts:
     # --- parts -----------------------------------------------------------------------------------
 
     def updater(self, instance: Instance) -> StateUpdater:
-        given = self._dependencies
-        specs = given.blueprint.store_specs()
+        dependencies = self._dependencies
+        specs = dependencies.blueprint.store_specs()
         reused = {spec.source_topic: spec for spec in specs.values()}
 
         def taken(_: TaskId, tp: TopicPartition, position: int, chunk: Chunk) -> Chunk:
@@ -354,11 +360,13 @@ class ClusterPorts:
 
         services = UpdaterServices(
             open_follower=lambda: CopyFollower(
-                given.reader, every=given.versioned, to_ends=frozenset(given.blueprint.left_out)
+                dependencies.reader,
+                every=dependencies.versioned,
+                to_ends=frozenset(dependencies.blueprint.left_out),
             ),
             states=self._changelogs.states,
             stable_ends=self._changelogs.answered_ends,
-            prepare=lambda task, store, *judged: given.prepare(task, specs[store], *judged),
+            prepare=lambda task, store, *judged: dependencies.prepare(task, specs[store], *judged),
             distrust=self._distrust,
             became_hot=lambda task: instance.member.became_hot(task),
             restores=instance.tracker,
@@ -560,7 +568,7 @@ class ClusterPorts:
     def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery:
         config, blueprint = self._config, self._dependencies.blueprint
         ports = ClusterRecoveryPorts(
-            given=self._dependencies,
+            dependencies=self._dependencies,
             listener=instance.tracker,
             stopped=(lambda: instance.pause.hold(stop)) if pauses else stop.is_set,
         )
@@ -592,7 +600,7 @@ class ClusterPorts:
             self._clock,
             self._config.state_cleanup_delay_ms,
         )
-        self._keeper = StateKeeper(freshness, cleaner, self._directory.sweep, self._clock)
+        self._maintenance = StateMaintenance(freshness, cleaner, self._directory.sweep, self._clock)
         blueprint = self._dependencies.blueprint
         tables = blueprint.global_partitions
         names = self._dependencies.changelog_topics.union(blueprint.partitions, tables)
@@ -694,7 +702,7 @@ class ClusterPorts:
     def check(self) -> None:
         self._directory.require_locked()
         self._gate.require_reachable()
-        self._keeper.turn()
+        self._maintenance.turn()
         self._spare.trim_if_due()
 
     def purge(self, positions: Offsets) -> None:
@@ -724,7 +732,7 @@ class ClusterPorts:
             LmdbStore.close_at(store.path)
 
     def checkpoint(self, running: Sequence[ActiveTask]) -> None:
-        self._keeper.close()
+        self._maintenance.close()
         for task in running:
             self.close_stores(task.stores)
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from everflow.errors import EverflowError, IllegalTransitionError
-from everflow.logs import moves
+from everflow.logs import rebalance_log
 from everflow.user_program import ListenerGuard
 
 STATE = "state "
@@ -83,7 +83,7 @@ class StateMachine:
                     f"An instance cannot go from {old.name} to {state.name}."
                 )
             self._state = state
-            moves.info("%s%s -> %s", STATE, old.name, state.name)
+            rebalance_log.info("%s%s -> %s", STATE, old.name, state.name)
             self._changed.notify_all()
             listener = self.listener
             if listener is not None:
@@ -95,7 +95,7 @@ class StateMachine:
             return self._changed.wait_for(lambda: self._state in ENDED, timeout_s)
 
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 class Pause:
@@ -121,5 +121,5 @@ class Pause:
 
     def hold(self, stop: threading.Event) -> bool:
         while self.paused and not stop.is_set():
-            self._resumed.wait(_LOOK_S)
+            self._resumed.wait(_POLL_S)
         return stop.is_set()

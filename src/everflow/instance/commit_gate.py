@@ -66,8 +66,8 @@ def decide(
 ) -> Decision:
     """May the batch commit? Yes only if it is the open one (its id carries the attempt), was not
     answered before, the member stands in a generation, and every task has been owned without a
-    break since the batch began. A task that is given up may commit only in the generation of that
-    moment (``revoked_in``): in any other it can be another member's."""
+    break since the batch began. A revoked task may commit only in the generation of its revocation
+    (``revoked_in``): in any other it can be another member's."""
     if batch is None:
         return Decision(False, f"unknown-batch: {batch_id} is not in flight (an older attempt?)")
     if answered:
@@ -78,8 +78,8 @@ def decide(
         )
     present = (member.generation, member.member_id)
     gone = {task for task, epoch in batch.epochs.items() if epochs_now.get(task) != epoch}
-    given_up = {task for task, at in (revoked_in or {}).items() if at != present}
-    if not (against := gone | (given_up & batch.epochs.keys())):
+    revoked_earlier = {task for task, at in (revoked_in or {}).items() if at != present}
+    if not (against := gone | (revoked_earlier & batch.epochs.keys())):
         return Decision(True)
     task = min(against)
     began = f"task {task} is not owned as when the batch began"
@@ -107,7 +107,7 @@ class GateBook:
         self._pids: dict[int, dict[str, int]] = {}
 
     def own(self, tasks: Iterable[TaskId]) -> None:
-        """These tasks became ours; owned ones keep their epoch unless they were being given up."""
+        """These tasks became ours; owned ones keep their epoch unless they were revoked."""
         with self._lock:
             self._epoch += 1
             for task in tasks:
@@ -117,7 +117,7 @@ class GateBook:
                 self._epochs.setdefault(task, self._epoch)
 
     def revoke(self, tasks: Iterable[TaskId], member: MemberMetadata) -> None:
-        """These tasks have to be given up. Their batches may still commit, but only while
+        """These tasks have to be released. Their batches may still commit, but only while
         ``member`` stays in its generation: it may get no notice of an eviction before `release`."""
         with self._lock:
             for task in tasks:
@@ -126,7 +126,7 @@ class GateBook:
                     self._revoked_in[task] = (member.generation, member.member_id)
 
     def release(self, tasks: Iterable[TaskId]) -> None:
-        """Revoked tasks were given up. One that became ours again (after an eviction) stays."""
+        """Revoked tasks were released. One that became ours again (after an eviction) stays."""
         with self._lock:
             for task in tasks:
                 if task not in self._owned_again:
@@ -215,7 +215,7 @@ class GateBook:
 @dataclass(frozen=True)
 class GateBackend:
     """The group member, and the ``clients`` settings of workers. ``commit``: at least once, through
-    the member; False: the offsets are held back and go with the next batch. An error is a no."""
+    the member; False: the offsets are deferred to the next batch. An error is a no."""
 
     member: Callable[[], MemberMetadata]
     encode: Callable[[MemberMetadata], bytes]
@@ -333,7 +333,7 @@ CommitOffsets = Callable[[Mapping[TopicPartition, tuple[int, str]]], bool]
 
 
 class DeferredOffsets:
-    """Commits offsets through the member and holds those that it would not take. Any thread."""
+    """Commits offsets through the member and defers those that it would not take. Any thread."""
 
     def __init__(self, commit: CommitOffsets, committed: Callable[[Offsets], None]) -> None:
         self._commit, self._committed = commit, committed
@@ -341,15 +341,15 @@ class DeferredOffsets:
         # Not held over a commit, which needs the group client's thread: that calls `forget`.
         self._lock = threading.Lock()
         self._forgotten: set[TopicPartition] = set()
-        self._held: dict[TopicPartition, tuple[int, str]] = {}
+        self._deferred: dict[TopicPartition, tuple[int, str]] = {}
 
     def commit(self, offsets: Sequence[Offset]) -> bool:
-        """Commit these and all held ones; False = the group is rebalancing, they are held now.
-        Raises what the member raises; then nothing is held that was not before."""
+        """Commit these and all deferred ones; False = the group rebalances, they are deferred now.
+        Raises what the member raises; then nothing is deferred that was not before."""
         with self._committing:
             with self._lock:
                 self._forgotten.clear()
-                merged = dict(self._held)
+                merged = dict(self._deferred)
             for topic, partition, offset, metadata in offsets:
                 merged[TopicPartition(topic, partition)] = (offset, metadata)
             if not merged:
@@ -362,16 +362,16 @@ class DeferredOffsets:
                 log.info(text, len(merged))
             with self._lock:
                 refused = () if taken else merged.items()
-                self._held = {tp: at for tp, at in refused if tp not in self._forgotten}
+                self._deferred = {tp: at for tp, at in refused if tp not in self._forgotten}
             return taken
 
-    def held(self) -> frozenset[TopicPartition]:
+    def partitions(self) -> frozenset[TopicPartition]:
         with self._lock:
-            return frozenset(self._held)
+            return frozenset(self._deferred)
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:
         """These are others' now: they must not be committed over theirs. Returns at once."""
         with self._lock:
             self._forgotten.update(partitions)
             for tp in partitions:
-                self._held.pop(tp, None)
+                self._deferred.pop(tp, None)

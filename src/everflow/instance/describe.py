@@ -59,7 +59,7 @@ def statuses(
     stalled_copies: Mapping[TaskId, TaskRole] | None = None,
 ) -> dict[TaskId, TaskStatus]:
     """All tasks by id. ``owned``: what the group wants active here; ``ends``: of input partitions;
-    ``handing_over``: revoked, not given up yet; ``stalled_copies`` may not be open yet."""
+    ``handing_over``: revoked, not released yet; ``stalled_copies`` may not be open yet."""
     troubled = troubles or {}
     active = partial(TaskStatus, role=TaskRole.ACTIVE)
     found = {task: active(state=TaskState.CREATED, lag=None) for task in owned}

@@ -38,7 +38,7 @@ from everflow.instance.thread.stream_thread import (
     Uncaught,
 )
 from everflow.instance.topics.end_offsets import EndOffsets
-from everflow.logs import moves
+from everflow.logs import rebalance_log
 from everflow.membership.member import (
     Assigned,
     Failed,
@@ -273,9 +273,11 @@ class Instance:
             metrics=self.metrics,
             on_failed=self.failed,
             committed=self._committed,
-            on_warm=lambda: self.loop.post(self._look_at_tasks),
+            on_warm=lambda: self.loop.post(self._update_state),
             paused=lambda: self.pause.paused or not self.global_tables.filled,
-            give_back=lambda *given: self.loop.post(lambda: self.manager.given_back(*given)),
+            give_back=lambda tasks, why: self.loop.post(
+                lambda: self.manager.recovery_failed(tasks, why)
+            ),
             global_tasks=self.global_tables.contexts,
             consumed=self.ports.consumed,
             uncaught=lambda error: self.uncaught.limits_for(error),
@@ -330,7 +332,7 @@ class Instance:
         attempting(commit, what, clock=self.clock, deadline=limit, stop=stop)
 
     def _before_release(self, tasks: Collection[TaskId]) -> None:
-        if self.deferred.held():
+        if self.deferred.partitions():
             quietly(lambda: self.deferred.commit([]))
         # Offsets that the group refused must not overwrite the next owner's with a later batch.
         self.deferred.forget({tp for task in tasks for tp in self.ports.create(task).inputs})
@@ -349,7 +351,7 @@ class Instance:
     def _tick(self) -> None:
         self.ports.check()
         if self.states.state is not ClientState.RUNNING or self._any_stalled():
-            self._look_at_tasks()
+            self._update_state()
         for thread in self.threads:
             thread.end_hanging_batch(self.settings.max_poll_interval_ms)
         now_ms = self.clock.monotonic_ms()
@@ -376,7 +378,7 @@ class Instance:
         elif isinstance(event, Lost):
             # All tasks, also revoked ones that are not released yet: the event does not name these.
             self.book.disown_all()
-            self.deferred.forget(event.partitions | self.deferred.held())
+            self.deferred.forget(event.partitions | self.deferred.partitions())
             post(lambda: manager.lost(event.tasks))
         elif isinstance(event, Roles):
             self.metrics.add(names.REBALANCES, 1)
@@ -395,7 +397,7 @@ class Instance:
     def _any_stalled(self) -> bool:
         return any(thread.stalled for thread in self.threads)
 
-    def _look_at_tasks(self) -> None:
+    def _update_state(self) -> None:
         self._on_tasks_changed(self.manager.all_running())
 
     def _on_tasks_changed(self, all_running: bool) -> None:
@@ -411,7 +413,7 @@ class Instance:
 
 # --- the number of stream threads (KIP-663) -------------------------------------------------------
 
-LOOK_S = 0.1
+POLL_S = 0.1
 SPARE_SLOTS = 1
 """A thread keeps its task slot of Spark (note 004); other work needs one, too."""
 
@@ -468,8 +470,8 @@ class ThreadCount:
                     _stop(fresh)
             if fresh[0] not in self._threads:
                 return False
-            for thread, given_up in zip(going, empty, strict=True):
-                if self._wait(given_up, None):
+            for thread, emptied in zip(going, empty, strict=True):
+                if self._wait(emptied, None):
                     self._end(thread)
             self._on_loop(lambda: self._all_left(going))
             return True
@@ -515,7 +517,7 @@ class ThreadCount:
 
     def _end(self, thread: StreamThread) -> None:
         thread.stop()
-        while not thread.join(LOOK_S) and self.may_change:
+        while not thread.join(POLL_S) and self.may_change:
             pass
 
     # --- on the instance's loop ------------------------------------------------------------------
@@ -535,8 +537,8 @@ class ThreadCount:
         before()
         self._threads.extend(fresh)
         self._instance.manager.deal_without(frozenset(thread.number for thread in going))
-        for thread, given_up in zip(going, empty, strict=True):
-            thread.drop((), lambda _, given_up=given_up: given_up.set())  # type: ignore[misc]
+        for thread, emptied in zip(going, empty, strict=True):
+            thread.drop((), lambda _, emptied=emptied: emptied.set())  # type: ignore[misc]
 
     def _all_left(self, threads: Collection[StreamThread]) -> None:
         for thread in threads:
@@ -545,7 +547,7 @@ class ThreadCount:
 
     def _give_up(self, thread: StreamThread, empty: threading.Event) -> None:
         self._instance.manager.deal_without(frozenset({thread.number}))
-        # Commands are taken in turn: what it had has been given up by then.
+        # Commands are taken in turn: what it had has been released by then.
         thread.drop((), lambda _: empty.set())
 
     # ---------------------------------------------------------------------------------------------
@@ -563,7 +565,7 @@ class ThreadCount:
         self._wait(done, None)
 
     def _wait(self, event: threading.Event, deadline: Deadline | None) -> bool:
-        while not event.wait(LOOK_S):
+        while not event.wait(POLL_S):
             if not self.may_change or (deadline is not None and deadline.expired()):
                 return False
         return True
@@ -621,7 +623,7 @@ class Extension:
     def _take_up(self, found: TopicGrowth) -> None:
         try:
             done = self._extend(found)
-        except EverflowError as error:  # it is tried again with the next look
+        except EverflowError as error:  # it is tried again with the next check
             log.info("New topics cannot be read yet: %s", error)
             return
         except Exception:  # a defect is no reason to stop what runs
@@ -630,7 +632,7 @@ class Extension:
         for topic in found.taken:
             if done:
                 text = "Topic %s of the source at %s is read with %d partitions from now on"
-                moves.info(text, topic, found.where[topic], found.taken[topic])
+                rebalance_log.info(text, topic, found.where[topic], found.taken[topic])
             elif self.instance.thread_count.may_change:  # else the instance ends
                 self._hopeless.add(topic)
                 self._log_once(

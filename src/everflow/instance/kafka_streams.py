@@ -66,7 +66,7 @@ from everflow.instance.thread.stream_thread import Uncaught, UncaughtExceptionHa
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
 from everflow.kafka.reading.log_reader import LogReader
-from everflow.logs import LogFile, install, moves
+from everflow.logs import LogFile, install, rebalance_log
 from everflow.membership.own_assignor import check_assignor
 from everflow.memory import share_one_area
 from everflow.metrics import Metrics
@@ -135,7 +135,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         """The caller of `run` raises `error`: a log line would report it twice."""
         self._log_file: LogFile | None = None
         self._observer: Observer | None = None
-        self._looked: tuple[float, float] | None = None
+        self._last_display: tuple[float, float] | None = None
         """When it was last displayed (s), and how many records had been processed by then."""
 
     def start(self) -> None:
@@ -150,7 +150,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         share_one_area()
         if not self._introduced:
             for line in self._introduction().splitlines():
-                moves.info("%s", line)
+                rebalance_log.info("%s", line)
         failure = self._life.start(self._start)
         if isinstance(failure, EverflowError):
             log.debug("The start failed", exc_info=failure)
@@ -447,7 +447,7 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     def _flow(self) -> Sequence[str]:
         now, records = time.monotonic(), self._number(names.RECORDS_CONSUMED)
-        before, self._looked = self._looked, (now, records)
+        before, self._last_display = self._last_display, (now, records)
         found = [f"{records:,.0f} records processed"]
         if before is not None and now - before[0] >= 0.1:
             found.append(
@@ -553,7 +553,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         from everflow.spark.session import get_context, running_context
 
         if running_context() is None:
-            moves.info("Starting Spark")
+            rebalance_log.info("Starting Spark")
         return get_context(self.config.num_stream_threads + RESTORE_THREADS + 1, self._life.stop)
 
     def _wired(self, ports: ClusterPorts, kind: Callable[..., Instance] = Instance) -> Instance:
@@ -643,7 +643,7 @@ class Foreground:
         """Start, and return when it has ended. Raises what stopped it, for the caller to report."""
         streams = self.streams
         streams._caller_raises = True
-        with owned() as signals, signals.told_to(self._on_signal):
+        with owned() as signals, signals.reported_to(self._on_signal):
             if self.bound is not None:
                 self.bound.open()
             streams.start()
@@ -668,7 +668,7 @@ class Foreground:
         why = self.bound.reached()
         if why is not None:
             self._ending_since_s = time.monotonic()
-            moves.info("stopping: %s", why)
+            rebalance_log.info("stopping: %s", why)
             self.streams._begin_close(self.timeout_s, self.leave_group)
 
     def _overdue(self) -> bool:
@@ -687,15 +687,15 @@ class Foreground:
             self._ending_since_s = time.monotonic()
             hurry = "SIGTERM" if number == signal.SIGHUP else "a second one"
             name = signal.Signals(number).name
-            moves.info("stopping: %s (%s; %s does not wait)", self._what(), name, hurry)
+            rebalance_log.info("stopping: %s (%s; %s does not wait)", self._what(), name, hurry)
             streams._begin_close(self.timeout_s, self.leave_group)
         elif count == 2:
-            moves.info(
+            rebalance_log.info(
                 "stopping now: batches in flight have a second to end, nothing more is handed over"
             )
             streams._life.hurry.set()
         else:
-            moves.info(
+            rebalance_log.info(
                 "still stopping: nothing can make it quicker but kill -9, which loses nothing that "
                 "was committed"
             )

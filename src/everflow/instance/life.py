@@ -14,13 +14,13 @@ from everflow.errors import EverflowError, FatalError, without_history
 from everflow.instance.client_state import STOPPING, ClientState, StateMachine
 from everflow.instance.instance import Instance
 from everflow.instance.thread.stream_thread import StreamThread
-from everflow.logs import ABOUT_ASSIGNMENT, moves, some
+from everflow.logs import ABOUT_ASSIGNMENT, rebalance_log, some
 from everflow.retry import StoppedError, quietly, waiting
 
 log = logging.getLogger("everflow")
 
 START_GIVES_UP_MS = 30_000.0
-LOOK_MS = 1_000.0
+START_POLL_MS = 1_000.0
 
 
 class InstanceLife:
@@ -32,7 +32,7 @@ class InstanceLife:
         self.error: EverflowError | None = None
         """Why it is in state ERROR, or what its end could not do."""
         self.instance: Instance | None = None
-        """Once the cluster was looked at, for good."""
+        """Once the cluster was checked, for good."""
         self.opened = ExitStack()
         """Closes at the end, last first, what a start has opened, also after a failed start."""
         self.stop = threading.Event()
@@ -54,7 +54,7 @@ class InstanceLife:
             begin()
         except (Exception, KeyboardInterrupt, SystemExit) as error:
             self._start_over.set()
-            return self._given_up(error)
+            return self._start_failed(error)
         finally:
             self._start_over.set()
         return None
@@ -76,11 +76,11 @@ class InstanceLife:
             self.error = self.error or without_history(error)
             self._begin_end(ClientState.PENDING_ERROR)
 
-    def _given_up(self, error: BaseException) -> BaseException | None:
+    def _start_failed(self, error: BaseException) -> BaseException | None:
         shown: BaseException | None = _interrupt(error) or error
         if not isinstance(shown, Exception):  # Ctrl-C
             self._begin_end(ClientState.PENDING_SHUTDOWN)
-        elif self.stop.is_set():  # the wish of somebody else, or the failure of another thread
+        elif self.stop.is_set():  # somebody else has asked to stop, or another thread has failed
             shown = self.error
         else:
             self.error = (
@@ -104,7 +104,7 @@ class InstanceLife:
         if not self._start_over.is_set():
             self.ending = "waiting for its start to give up"
             self.stop.set()
-            while not self._clock.wait(self._start_over, LOOK_MS):
+            while not self._clock.wait(self._start_over, START_POLL_MS):
                 pass
         try:
             self._end_all(leave_group, drain_s)
@@ -137,12 +137,12 @@ def _interrupt(error: BaseException) -> BaseException | None:
 
 # --- the shutdown ---------------------------------------------------------------------------------
 
-LOOK_S = 0.1
+POLL_S = 0.1
 HURRY_MS = 1_000.0
 """For so long a batch may end by itself after `hurry`, or while no broker takes its commit."""
 HANGS_MS = 30_000.0
 """Then a batch hangs: batches are planned to take a tenth of it."""
-GIVEN_UP_MS = 10_000.0
+CUT_OFF_MS = 10_000.0
 """A thread whose batch was cut off ends within a moment, unless none of its workers is known."""
 STEP_MS = 30_000.0
 LEAVE_S, LEAVE_WITHOUT_BROKER_S = 5.0, 1.0
@@ -202,7 +202,7 @@ class InstanceEnd:
         instance = self.instance
         running = instance.ports.spawn("everflow-shutdown-step", work)
         limit = Deadline(instance.clock, STEP_MS)
-        while not running.join(LOOK_S):
+        while not running.join(POLL_S):
             if limit.expired():
                 raise FatalError(
                     f"{name[0].upper()}{name[1:]} has not ended within {STEP_MS / 1000:g} s: the "
@@ -218,7 +218,7 @@ class InstanceEnd:
             return
         limit = drain_limit(self.drain_s, instance.settings.drain_timeout_ms / 1000)
         text = "Handing over the tasks, for %.0f s at most (%s)"
-        moves.info(text, self.drain_s, limit, extra=ABOUT_ASSIGNMENT)
+        rebalance_log.info(text, self.drain_s, limit, extra=ABOUT_ASSIGNMENT)
         deadline = Deadline(instance.clock, self.drain_s * 1000)
         member.drain(self.leave_group)
         ended: dict[str, Callable[[], bool]] = {
@@ -231,7 +231,9 @@ class InstanceEnd:
         reason = drained_or_ended(member.await_drained, ended)
         if reason is not None:
             here = some(sorted(instance.book.owned()))
-            moves.warning("Not all tasks were handed over: %s. Not handed over: %s", reason, here)
+            rebalance_log.warning(
+                "Not all tasks were handed over: %s. Not handed over: %s", reason, here
+            )
 
     def _brokers_away(self) -> bool:
         return self.instance.ends.failing_ms() > DRAIN_WITHOUT_BROKER_MS
@@ -252,7 +254,7 @@ class InstanceEnd:
         if left:
             raise FatalError(
                 f"Stream threads {some(thread.number for thread in left)} have not ended within "
-                f"{GIVEN_UP_MS / 1000:g} s after their batches were cut off: none of their workers "
+                f"{CUT_OFF_MS / 1000:g} s after their batches were cut off: none of their workers "
                 "is known (has Spark a free slot for their jobs?), or they wait for others. "
                 "The shutdown goes on without them; the commit gate refuses their batches, and "
                 "their records are processed again."
@@ -262,8 +264,8 @@ class InstanceEnd:
         """Wait for the batches in flight, or cut them off (D6); returns threads that still run."""
         clock = self.instance.clock
         hangs, since_ms = Deadline(clock, HANGS_MS), None
-        given_up: Deadline | None = None
-        while threads := [thread for thread in threads if not thread.join(LOOK_S)]:
+        cut_off_limit: Deadline | None = None
+        while threads := [thread for thread in threads if not thread.join(POLL_S)]:
             why = self._why_cut_off(hangs)
             if why is None:
                 continue
@@ -271,8 +273,8 @@ class InstanceEnd:
             since_ms = now_ms if since_ms is None else since_ms
             if now_ms - since_ms < HURRY_MS and not hangs.expired():
                 continue
-            given_up = given_up or Deadline(clock, GIVEN_UP_MS)
-            over = given_up.expired()
+            cut_off_limit = cut_off_limit or Deadline(clock, CUT_OFF_MS)
+            over = cut_off_limit.expired()
             for thread in threads:
                 if over:
                     # Before the workers are killed: later ones are refused.
@@ -294,7 +296,7 @@ class InstanceEnd:
         if self._kill_workers(thread):
             self.cut_off = True
             text = "Stream thread %d: its batch is cut off (%s); its records are processed again"
-            moves.info(text, thread.number, why)
+            rebalance_log.info(text, thread.number, why)
 
     def _kill_workers(self, thread: StreamThread) -> bool:
         ports = self.instance.ports
@@ -358,7 +360,7 @@ def drained_or_ended(
     await_drained: Callable[[float], bool], ended: Mapping[str, Callable[[], bool]]
 ) -> str | None:
     """Wait until ``await_drained`` (seconds) returns True; returns a reason that applies before."""
-    while not await_drained(LOOK_S):
+    while not await_drained(POLL_S):
         for reason, applies in ended.items():
             if applies():
                 return reason

@@ -42,7 +42,7 @@ from everflow.kafka.dead_letters import (
     stored,
     tallied,
 )
-from everflow.logs import counted, moves
+from everflow.logs import counted, rebalance_log
 from everflow.metrics import Metrics
 from everflow.observe.desired_instances import DesiredInstances, Load, ScalingRules
 from everflow.observe.observation import (
@@ -56,7 +56,7 @@ from everflow.observe.observation import (
     StableLag,
     status_of,
 )
-from everflow.observe.page.history import EventBook, Facts, LookHistory
+from everflow.observe.page.history import EventBook, Facts, SnapshotHistory
 from everflow.observe.page.routes import (
     CauseLetters,
     LetterCause,
@@ -75,7 +75,7 @@ from everflow.user_program import place, short
 if TYPE_CHECKING:
     from everflow.observe.http_server import HttpServer
     from everflow.observe.otlp import OtlpExport
-    from everflow.observe.page.peers import Peers
+    from everflow.observe.page.other_instances import OtherInstances
 
 log = logging.getLogger("everflow")
 
@@ -131,7 +131,7 @@ class BrokerFacts:
     def age_s(self, now_ms: float) -> float | None:
         return None if self._answered_ms is None else max(0.0, now_ms - self._answered_ms) / 1000
 
-    def held_back(self) -> dict[tuple[str, int], StableLag]:
+    def stable_lags(self) -> dict[tuple[str, int], StableLag]:
         until_ms = self._answered_ms or 0.0
         return {
             (tp.topic, tp.partition): StableLag(
@@ -213,7 +213,7 @@ def keep(samples: list[tuple[float, float]], now_ms: float, value: float) -> Non
         samples.pop(0)
 
 
-LOOK_S = 5.0
+SAMPLE_S = 5.0
 ASK_MEMBERS_S = 15.0
 FRESH_MS = 250.0
 """An observation is shared for so long: many may watch one instance."""
@@ -236,7 +236,7 @@ class Observed(Protocol):
 
 @dataclass(kw_only=True)
 class Observer:
-    """``streams`` and ``instance`` may be looked at from any thread; so may this."""
+    """``streams`` and ``instance`` may be read from any thread; so may this."""
 
     streams: Observed
     instance: Callable[[], Instance | None]
@@ -257,7 +257,7 @@ class Observer:
         self._lock = threading.Lock()
         self._desired = DesiredInstances(rules=self.rules)
         self._stop = threading.Event()
-        self._history, self._said = LookHistory(), EventBook()
+        self._history, self._said = SnapshotHistory(), EventBook()
         self._next_members_ms = 0.0
         self._brokers: BrokerFacts | None = None
 
@@ -330,12 +330,12 @@ class Observer:
             misplaced_keys={t: line for (t,), line in self.raw.notes(names.KEYS_MISPLACED).items()},
             lags=_lags(instance),
             members=self.members,
-            desired_instances=self._desired.told,
+            desired_instances=self._desired.instances,
             hosts=_hosts(instance),
             silent_s=0.0 if instance is None else instance.ends.failing_ms() / 1000,
             writers=() if brokers is None else brokers.writers(),
-            held_back={} if brokers is None else brokers.held_back(),
-            told_s=None if brokers is None else brokers.age_s(now_ms),
+            stable_lags={} if brokers is None else brokers.stable_lags(),
+            answer_age_s=None if brokers is None else brokers.age_s(now_ms),
             disk=None if self.folder is None else _space(self.folder),
         )
 
@@ -358,7 +358,7 @@ class Observer:
         on_thread("everflow-observer", self._run)
 
     def _run(self) -> None:
-        while not self._stop.wait(LOOK_S):
+        while not self._stop.wait(SAMPLE_S):
             try:
                 self.sample()
             except Exception:  # it is only watched: what is watched goes on
@@ -385,7 +385,7 @@ class Observer:
             self._next_members_ms = now_ms + ASK_MEMBERS_S * 1000
             self._ask_members()
         if self.members:
-            self._desired.look(self._load(self.members), now_ms)
+            self._desired.update(self._load(self.members), now_ms)
 
     def _ask_members(self) -> None:
         try:
@@ -486,7 +486,7 @@ def _writers(instance: Instance | None) -> Mapping[str, int]:
 def subject_of(
     config: StreamsConfig, topology: Topology, process_id: str, started_ms: int = 0
 ) -> Observation:
-    """As far as it is known before the cluster was looked at."""
+    """As far as it is known before the cluster was checked."""
     planned = plan(topology, cut(topology).index_of, config.application_id)
     counted = Counter(path.kind for path in execution_paths(planned))
     return Observation(
@@ -497,7 +497,7 @@ def subject_of(
         state_number=0,
         threads=(),
         tasks=(),
-        roads=dict(sorted(counted.items())),
+        execution_paths=dict(sorted(counted.items())),
         program=_line(next((node.where for node in topology.nodes if node.where), "")),
         started_ms=started_ms,
     )
@@ -561,7 +561,9 @@ def _served(observer: Observer, topology: Topology, drain: Callable[[], None]) -
         drawing=drawing_json(topology),
         tokens=tokens,
         desk=dead_letters_of(config),
-        peers=peers_of(config, tokens, lambda: streams.config.application_server),
+        other_instances=other_instances_of(
+            config, tokens, lambda: streams.config.application_server
+        ),
     )
     server = HttpServer(
         config.http_listen,
@@ -571,7 +573,7 @@ def _served(observer: Observer, topology: Topology, drain: Callable[[], None]) -
     )
     observer.address = server.address
     text = "Dashboard and metrics at http://%s (/page, /metrics, /live, /ready, /status)"
-    moves.info(text, server.address)
+    rebalance_log.info(text, server.address)
     return server
 
 
@@ -582,20 +584,25 @@ def _exported(observer: Observer) -> OtlpExport:
     endpoint = config.otel_exporter_otlp_metrics_endpoint
     about = (subject.application_id, subject.client_id, subject.version)
     sender = OtlpExport(endpoint, config.otel_metric_export_interval, observer.watch, *about)
-    moves.info("Metrics are sent to %s", endpoint)
+    rebalance_log.info("Metrics are sent to %s", endpoint)
     return sender
 
 
 # --- other instances (note 060) -------------------------------------------------------------------
 
 
-def peers_of(config: StreamsConfig, tokens: Sequence[str], own: Callable[[], str]) -> Peers:
+def other_instances_of(
+    config: StreamsConfig, tokens: Sequence[str], own: Callable[[], str]
+) -> OtherInstances:
     """``own``: this instance's address. ConfigError for an authority's file that cannot be used."""
-    from everflow.observe.page.peers import Peers, StatusClient  # a third of a second, too
+    from everflow.observe.page.other_instances import (  # a third of a second, too
+        OtherInstances,
+        StatusClient,
+    )
 
     token = tokens[0] if tokens else ""
     client = StatusClient(application_id=config.application_id, token=token, tls=_trust(config))
-    return Peers(client, own, SystemClock())
+    return OtherInstances(client, own, SystemClock())
 
 
 def _trust(config: StreamsConfig) -> ssl.SSLContext | None:
@@ -614,7 +621,7 @@ def _trust(config: StreamsConfig) -> ssl.SSLContext | None:
 
 # --- the dead letter topic (note 056) -------------------------------------------------------------
 
-MOST_LOOKED = 20_000
+MOST_READ = 20_000
 """Offsets of the topic's end, over all partitions: it is read while records are processed."""
 MOST_CAUSES = 40
 MOST_REPLAYED = 5_000
@@ -635,7 +642,7 @@ class _Part:
         ]
         first = admin.list_offsets(partitions, "earliest", "read_committed")
         ends = admin.list_offsets(partitions, "latest", "read_committed")
-        each = max(1, MOST_LOOKED // max(1, len(partitions)))
+        each = max(1, MOST_READ // max(1, len(partitions)))
         starts = {tp: max(first[tp], ends[tp] - each) for tp in partitions}
         return _Part(starts, ends, sum(starts[tp] - first[tp] for tp in partitions))
 
@@ -647,7 +654,7 @@ class DeadLetterTopic:
     config: StreamsConfig
     topic: str
 
-    def look(self) -> LettersFound:
+    def by_cause(self) -> LettersFound:
         with closing(ClusterAdmin(self.config.admin())) as admin:
             part = _Part.of(admin, self.topic)
             tallies = self._tallied(part)
@@ -668,7 +675,7 @@ class DeadLetterTopic:
         return LettersFound(topic=self.topic, causes=causes, earlier=part.earlier)
 
     def replay(self, cause: LetterCause, time_ms: int | None) -> LettersReplayed:
-        """The oldest first, of the part of the topic that `look` reads."""
+        """The oldest first, of the part of the topic that `by_cause` reads."""
         with (
             closing(ClusterAdmin(self.config.admin())) as admin,
             # Before the topic is read: it cannot commit what another replay commits later.
@@ -681,7 +688,7 @@ class DeadLetterTopic:
             open_ = sorted(tally.open) if tally is not None else []
             done, error = self._write(replayer, part, open_[:MOST_REPLAYED], time_ms)
         failed = f" and then failed: {error}" if error else ""
-        moves.info(
+        rebalance_log.info(
             "Replayed %s from %s into %s%s, by request of the dashboard (%s at %s)%s",
             counted(done, "dead letter"),
             self.topic,

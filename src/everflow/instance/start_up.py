@@ -26,7 +26,7 @@ from everflow.instance.topics.internal_topics import (
 )
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.writing.transaction import fence_all
-from everflow.logs import counted, moves, some
+from everflow.logs import counted, rebalance_log, some
 from everflow.protocol.messages import of_kafka_streams, parse_metadata
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying, waiting
@@ -54,7 +54,7 @@ FENCE_ATTEMPT_S = 5.0
 """Of the start, which may be stopped meanwhile."""
 START_METADATA = "start"
 WARM_UP_WAIT_S = 60.0
-LOOK_S = 0.1
+POLL_S = 0.1
 COMMITTED_TIMEOUT_S = 30.0
 
 
@@ -76,7 +76,7 @@ def prepare_cluster(
         topology = with_topics(topology, admin.list_topics(), config.application_id)
     for source in pattern_sources(topology):
         assert source.reading.pattern is not None
-        moves.info(
+        rebalance_log.info(
             "The pattern %s matches %s", source.reading.pattern.pattern, some(source.topics, 12)
         )
     topology = with_default_extractor(topology, extractor_named(config.default_timestamp_extractor))
@@ -259,8 +259,8 @@ class ClusterTopics:
         found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed]
         kept = layouts_to_keep(self._config.application_id, topology, found)
         topics = topics_in(found).get("repartition", frozenset()).union(repartition)
-        room = bytes_for_layouts(topology)
-        text = to_text(beside_topics(kept, topics), room) or to_text(kept, room)
+        most_bytes = bytes_for_layouts(topology)
+        text = to_text(beside_topics(kept, topics), most_bytes) or to_text(kept, most_bytes)
         if kept and not text:
             log.warning(
                 "The layouts of %d stores are too long to be kept: the next start does not check "
@@ -307,17 +307,17 @@ class ClusterTopics:
 
 def await_warm(threads: Sequence[threading.Event], clock: Clock, stop: threading.Event) -> None:
     """Wait for the threads' workers, at most a minute for each. StoppedError."""
-    moves.info(
+    rebalance_log.info(
         "Preparing Spark jobs and Python workers for %s", counted(len(threads), "stream thread")
     )
     with waiting("preparing Spark jobs and Python workers"):
         for warm in threads:
-            slices = int(WARM_UP_WAIT_S / LOOK_S)
-            while slices and not stop.is_set() and not clock.wait(warm, LOOK_S * 1000):
+            slices = int(WARM_UP_WAIT_S / POLL_S)
+            while slices and not stop.is_set() and not clock.wait(warm, POLL_S * 1000):
                 slices -= 1
     if stop.is_set():
         raise StoppedError("stopped while stream threads were prepared")
-    moves.info(
+    rebalance_log.info(
         "Joining the group (which waits for a killed member until its session times out: "
         "session.timeout.ms)"
     )

@@ -46,7 +46,7 @@ from everflow.assignment.user_data import (
 from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError
 from everflow.kafka.group_channel import Given
-from everflow.logs import ABOUT_ASSIGNMENT, counted, moves, some
+from everflow.logs import ABOUT_ASSIGNMENT, counted, rebalance_log, some
 from everflow.records import TaskId, TopicPartition
 
 
@@ -403,8 +403,8 @@ class MemberAssignor:
             raise ValueError(f"it broke the rules: {'; '.join(problems[:10])}")
         if delays:
             self._delay, decided = remember(self._delay, cluster, decided, now_ms)
-        if moves.isEnabledFor(logging.INFO):
-            moves.info(
+        if rebalance_log.isEnabledFor(logging.INFO):
+            rebalance_log.info(
                 "The leader decides: %s",
                 decision_text(self._known, cluster, decided),
                 extra=ABOUT_ASSIGNMENT,

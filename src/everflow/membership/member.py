@@ -32,7 +32,7 @@ from everflow.kafka.group_channel import (
     GroupSettings,
     watch_every,
 )
-from everflow.logs import ABOUT_ASSIGNMENT, counted, moves, some
+from everflow.logs import ABOUT_ASSIGNMENT, counted, rebalance_log, some
 from everflow.membership.assignor import Claims, Identity, MemberAssignor
 from everflow.records import MemberMetadata, TaskId, TopicPartition
 from everflow.topology.store_layouts import differing_lines
@@ -475,7 +475,7 @@ class GroupMember:
             # Who was refused or ends all has nothing to return to, and the others would wait.
             leave_group = True if self._ending is not None else self._leave_group
             if self._channel is not None and not self._channel.close(timeout_s, leave_group):
-                moves.warning(
+                rebalance_log.warning(
                     (
                         "Group %s could not be told that this instance leaves: the others notice "
                         "within %g s (session.timeout.ms)"
@@ -514,7 +514,7 @@ class GroupMember:
         with self._asking:
             why = self._follow_ups.due(self._clock.monotonic_ms(), channel.joining)
         if why is not None:
-            moves.info("Asking for a rebalance: %s", why, extra=ABOUT_ASSIGNMENT)
+            rebalance_log.info("Asking for a rebalance: %s", why, extra=ABOUT_ASSIGNMENT)
             channel.request_rejoin()
         if not channel.joining and (self._held.is_set() or self._must_finish()):
             channel.keep_alive()
@@ -640,7 +640,7 @@ class GroupMember:
             if data.error is AnswerError.PROCESS_ID_CLASH and not self._owned:
                 self._await_former_life(now_ms, error)
             elif self._is_awaited(data):
-                moves.info("%s This instance ends when the others have left.", error)
+                rebalance_log.info("%s This instance ends when the others have left.", error)
             else:
                 self._end_with(error)
 

@@ -30,7 +30,7 @@ class Load(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class ScalingRules:
     """``target``: aimed share of time in batches; ``drain_s``: time to work off a backlog, besides
-    what arrives; ``up_after_s``, ``down_after_s``: how long a number must hold (moves cost)."""
+    what arrives; ``up_after_s``, ``down_after_s``: how long a number must last: moves cost."""
 
     target: float = 0.7
     drain_s: float = 120.0
@@ -56,23 +56,25 @@ def wanted(load: Load, rules: ScalingRules) -> int | None:
 
 @dataclass(kw_only=True)
 class DesiredInstances:
-    """Tells a number until another has held for long enough. One thread; monotonic ms."""
+    """Keeps a number until another was computed for long enough. One thread; monotonic ms."""
 
     rules: ScalingRules = field(default_factory=ScalingRules)
-    told: int | None = None
+    instances: int | None = None
     _asked: tuple[bool, float, int] | None = None
     """For more (or fewer), since when, and how many."""
 
-    def look(self, load: Load, now_ms: float) -> int:
+    def update(self, load: Load, now_ms: float) -> int:
         """The number now. It begins with the instances that there are. Up it goes to the smallest
         that was asked for during the time, down to the largest: a peak is no trend."""
         most = max(self.rules.least, load.tasks, load.members)
-        told = self.told = load.members if self.told is None else min(self.told, most)
+        current = self.instances = (
+            load.members if self.instances is None else min(self.instances, most)
+        )
         now = wanted(load, self.rules)
-        if now is None or now == told:
+        if now is None or now == current:
             self._asked = None
-            return told
-        up = now > told
+            return current
+        up = now > current
         if self._asked is None or self._asked[0] != up:
             self._asked = up, now_ms, now
         _, since_ms, number = self._asked
@@ -80,5 +82,5 @@ class DesiredInstances:
         self._asked = up, since_ms, number
         after_s = self.rules.up_after_s if up else self.rules.down_after_s
         if now_ms - since_ms >= after_s * 1000:
-            self.told, self._asked = number, None
-        return self.told
+            self.instances, self._asked = number, None
+        return self.instances

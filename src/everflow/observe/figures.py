@@ -60,7 +60,9 @@ _READ: Mapping[str, Read] = {
         ((seen.application_id, seen.version, seen.topology, seen.program), 1.0)
     ],
     "ready": _one(lambda seen: float(ready(seen).ok)),
-    "roads": lambda seen: [((road,), count) for road, count in seen.roads.items()],
+    "execution paths": lambda seen: [
+        ((path,), count) for path, count in seen.execution_paths.items()
+    ],
     "busy": lambda seen: [((str(thread.number),), thread.busy) for thread in seen.threads],
     "last commit": lambda seen: [
         (labels, ms / 1000) for labels, ms in seen.series.get(names.LAST_COMMIT, {}).items()
@@ -71,10 +73,12 @@ _READ: Mapping[str, Read] = {
         if one.open_s is not None
     ],
     "records held back": lambda seen: [
-        ((topic, str(partition)), one.records) for (topic, partition), one in seen.held_back.items()
+        ((topic, str(partition)), one.records)
+        for (topic, partition), one in seen.stable_lags.items()
     ],
     "seconds held back": lambda seen: [
-        ((topic, str(partition)), one.held_s) for (topic, partition), one in seen.held_back.items()
+        ((topic, str(partition)), one.blocked_s)
+        for (topic, partition), one in seen.stable_lags.items()
     ],
     "task states": lambda seen: [((task.task, task.role, task.state), 1.0) for task in seen.tasks],
     "troubled": _tasks(lambda task: 1.0 if task.trouble else None),

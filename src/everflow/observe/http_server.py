@@ -34,7 +34,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from everflow.errors import ConfigError
 from everflow.observe.figures import COUNTER, FIGURES
-from everflow.observe.observation import Observation, Verdict, live, ready, status_of
+from everflow.observe.observation import Health, Observation, live, ready, status_of
 from everflow.observe.page.routes import Page
 from everflow.observe.requests import (
     Application,
@@ -52,12 +52,12 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 def exposition(seen: Observation) -> bytes:
     """The text of `/metrics`; a figure without a value is left out."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Looked(seen))
+    registry.register(_ObservationCollector(seen))
     return generate_latest(registry)
 
 
 @dataclass(frozen=True, eq=False)
-class _Looked(Collector):
+class _ObservationCollector(Collector):
     seen: Observation
 
     def collect(self) -> Iterator[Metric]:
@@ -75,7 +75,7 @@ SPARE = 64
 """Beyond them, for probes, where all of those are being answered."""
 
 
-class Room:
+class OpenConnections:
     """The connections of one server; on its event loop alone."""
 
     def __init__(self, most: int = MOST_CONNECTIONS, spare: int = SPARE) -> None:
@@ -84,14 +84,14 @@ class Room:
 
     @property
     def full(self) -> bool:
-        """More are here than there is room for, and all of them were being answered."""
+        """More are open than are allowed, and all of them were being answered."""
         return len(self._here) > self._most
 
     def came(self, one: WholeRequestsProtocol) -> bool:
-        """True if it may stay. Where there is no room, the connection that waited for its client
+        """True if it may stay. Where too many are open, the connection that waited for its client
         the longest is closed, of the address that has the most."""
         if len(self._here) >= self._most:
-            self._make_room()
+            self._close_one()
         if len(self._here) >= self._most + self._spare:
             return False
         self._here.add(one)
@@ -100,7 +100,7 @@ class Room:
     def left(self, one: WholeRequestsProtocol) -> None:
         self._here.discard(one)
 
-    def _make_room(self) -> None:
+    def _close_one(self) -> None:
         number = Counter(one.address for one in self._here)
         since = {one: one.waits_since() for one in self._here}
         waiting = [(-number[one.address], at, one) for one, at in since.items() if at is not None]
@@ -142,10 +142,15 @@ class WholeRequestsProtocol(H11Protocol):
     """uvicorn's own protocol, with the bound ``request_s`` for the arrival of a request."""
 
     def __init__(
-        self, *args: Any, room: Room, said: BoundedLog, request_s: float, **named: Any
+        self,
+        *args: Any,
+        connections: OpenConnections,
+        said: BoundedLog,
+        request_s: float,
+        **named: Any,
     ) -> None:
         super().__init__(*args, **named)
-        self._room, self.logger, self._request_s = room, said, request_s
+        self._connections, self.logger, self._request_s = connections, said, request_s
         self._deadline: asyncio.TimerHandle | None = None
         self._waits_since = 0.0
 
@@ -162,19 +167,19 @@ class WholeRequestsProtocol(H11Protocol):
         )
 
     def give_way(self) -> None:
-        """Close it, at once; `Room.left` may be called within it or later."""
+        """Close it, at once; `OpenConnections.left` may be called within it or later."""
         self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._waits_since = self.loop.time()
-        if self._room.came(self):
+        if self._connections.came(self):
             self._wait_for_request()
         else:
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._room.left(self)
+        self._connections.left(self)
         self._unset_deadline()
         super().connection_lost(exc)
 
@@ -211,31 +216,31 @@ class WholeRequestsProtocol(H11Protocol):
 log = logging.getLogger("everflow")
 
 PROBES = frozenset(("/live", "/ready"))
-"""Paths that are answered whatever the request's Host, and beyond the room for connections."""
+"""Paths that are answered whatever the request's Host, and beyond the limit of connections."""
 PROBE_THREADS = 2
 MOST_HEAD_BYTES = 64 << 10
 """Of a request's first line and headers: its path has a key of 16 KiB, each byte of it in three."""
 STOP_S = 5.0
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
-Look = Callable[[], Observation]
+Observe = Callable[[], Observation]
 
 
 def application(
-    look: Look,
+    observe: Observe,
     topology: str,
     drain: Callable[[], None] = lambda: None,
     page: Page | None = None,
-    watch: Look | None = None,
+    watch: Observe | None = None,
 ) -> Starlette:
-    """``look`` is called on a worker thread, for each request; ``watch``, which asks the brokers,
+    """``observe`` is called on a worker thread for each request; ``watch``, which asks the brokers,
     too, for all but probes. ``topology``: of `Topology.describe`; ``drain`` returns at once."""
-    watched = watch or look
+    watched = watch or observe
     # Of their own: behind many readers, slow ones too, a probe would wait until it has failed.
     probing = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="everflow-probes")
 
-    async def probed(verdict: Callable[[Observation], Verdict], _: Request) -> Response:
-        seen = await asyncio.get_running_loop().run_in_executor(probing, look)
-        found = verdict(seen)
+    async def probed(health_of: Callable[[Observation], Health], _: Request) -> Response:
+        seen = await asyncio.get_running_loop().run_in_executor(probing, observe)
+        found = health_of(seen)
         return JSONResponse(found._asdict(), status_code=200 if found.ok else 503)
 
     async def metrics(_: Request) -> Response:
@@ -296,11 +301,15 @@ class HttpServer:
         self._socket = _listening(address, setting)
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        room, said = Room(), BoundedLog(self.address)
-        protocol = partial(WholeRequestsProtocol, room=room, said=said, request_s=request_s)
+        connections, said = OpenConnections(), BoundedLog(self.address)
+        protocol = partial(
+            WholeRequestsProtocol, connections=connections, said=said, request_s=request_s
+        )
         hosts = names or OwnNames(address)
         guarded = own_host_only(
-            _within(cast(Application, app), room), hosts, lambda path: path in PROBES or free(path)
+            _within(cast(Application, app), connections),
+            hosts,
+            lambda path: path in PROBES or free(path),
         )
         config = uvicorn.Config(
             cast(Any, guarded),
@@ -341,10 +350,10 @@ class HttpServer:
             log.exception("The HTTP server at %s failed", self.address)
 
 
-def _within(app: Application, room: Room) -> Application:
+def _within(app: Application, connections: OpenConnections) -> Application:
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
-        if room.full and scope["path"] not in PROBES:
+        if connections.full and scope["path"] not in PROBES:
             text = "As many requests as can be answered at a time are being answered: ask again."
             await answer(send, 503, "EF-HTTP-FULL", text)
         else:

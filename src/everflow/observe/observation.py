@@ -1,4 +1,4 @@
-"""`Observation`: one look at an instance, in plain values, and `/status`, `/live`, `/ready`. Pure.
+"""`Observation`: a snapshot of an instance in plain values, and `/status`, `/live`, `/ready`. Pure.
 
 An instance that restores is alive: a restart would begin again. It is ready once its tasks run.
 """
@@ -74,7 +74,7 @@ class ObservedHost:
 class ObservedWriter:
     """Who writes in transactions: a stream thread's producer. ``state``: Kafka's word for its
     transaction, empty before its first one; ``open_s``: for how long it was open when the brokers
-    were asked, 0 where none was. Both None: the brokers have not told."""
+    were asked, 0 where none was. Both None: the brokers have not answered."""
 
     thread: int
     transactional_id: str
@@ -84,11 +84,11 @@ class ObservedWriter:
 
 class StableLag(NamedTuple):
     """What readers of committed records do not see of a partition, as a transaction is open:
-    ``records`` behind its last stable offset; ``held_s``: how long it has been ``stable``."""
+    ``records`` behind its last stable offset; ``blocked_s``: how long it has been ``stable``."""
 
     records: int
     stable: int
-    held_s: float
+    blocked_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,17 +103,17 @@ class Observation:
         counters: totals since the start, by the names in `everflow.metrics`.
         series: the same with labels.
         samples: of `everflow.metrics.LEFT_OUT`, the last record of each cause, for people.
-        misplaced_keys: topic -> what is told of its keys in other partitions than its source says.
+        misplaced_keys: topic -> the report on its keys in other partitions than its source says.
         lags: (topic, partition) -> records that wait, of the running tasks.
         recent: of the last minute, with labels.
-        roads: how many nodes of the plan each road computes.
+        execution_paths: how many nodes of the plan each path computes.
         members: instances in the group; None: not known yet.
         application_tasks: active tasks of the whole application.
         hosts: instances of the group that say where they are, this one included.
-        silent_s: for how long the brokers have not told the ends of the input; 0 when they do.
+        silent_s: for how long the brokers have not reported the ends of the input; 0 when they do.
         writers: who writes in transactions here; nobody does at least once.
-        held_back: (topic, partition) -> what an open transaction holds back of tasks' inputs.
-        told_s: how old is what the brokers told for both; None: they have told nothing yet.
+        stable_lags: (topic, partition) -> what an open transaction blocks of tasks' inputs.
+        answer_age_s: how old the brokers' answer for both is; None: there is none yet.
         disk: the one of the state folder; None: not known.
     """
 
@@ -135,15 +135,15 @@ class Observation:
     misplaced_keys: Mapping[str, str] = field(default_factory=dict)
     lags: Mapping[tuple[str, int], int] = field(default_factory=dict)
     recent: Mapping[str, Mapping[Labels, Seen]] = field(default_factory=dict)
-    roads: Mapping[str, int] = field(default_factory=dict)
+    execution_paths: Mapping[str, int] = field(default_factory=dict)
     members: int | None = None
     application_tasks: int = 0
     desired_instances: int | None = None
     hosts: Sequence[ObservedHost] = ()
     silent_s: float = 0.0
     writers: Sequence[ObservedWriter] = ()
-    held_back: Mapping[tuple[str, int], StableLag] = field(default_factory=dict)
-    told_s: float | None = None
+    stable_lags: Mapping[tuple[str, int], StableLag] = field(default_factory=dict)
+    answer_age_s: float | None = None
     disk: DiskSpace | None = None
 
     @property
@@ -170,21 +170,21 @@ DEAD = ("ERROR", "PENDING_ERROR", "NOT_RUNNING")
 ENDING = ("PENDING_SHUTDOWN",)
 
 
-class Verdict(NamedTuple):
+class Health(NamedTuple):
     """Yes or no, and why, for people."""
 
     ok: bool
     why: str
 
 
-def live(seen: Observation) -> Verdict:
+def live(seen: Observation) -> Health:
     """Alive, if a restart would not help: also while it starts, restores, or ends in order."""
     if seen.state in DEAD:
-        return Verdict(False, f"state {seen.state}" + (f": {seen.error}" if seen.error else ""))
+        return Health(False, f"state {seen.state}" + (f": {seen.error}" if seen.error else ""))
     dead = [str(thread.number) for thread in seen.threads if not thread.alive]
     if dead and seen.state == "RUNNING":
-        return Verdict(False, f"stream threads that ended: {', '.join(dead)}")
-    return Verdict(True, f"state {seen.state}")
+        return Health(False, f"stream threads that ended: {', '.join(dead)}")
+    return Health(True, f"state {seen.state}")
 
 
 def state_reason(seen: Observation) -> str:
@@ -196,45 +196,51 @@ def state_reason(seen: Observation) -> str:
     return f"{why}, {seen.state_s:.0f} s"
 
 
-def ready(seen: Observation) -> Verdict:
+def ready(seen: Observation) -> Health:
     """Ready, if it processes all of its tasks, also of none: instances may be more than tasks."""
     alive = live(seen)
     if not alive.ok:
         return alive
     if seen.state in (*ENDING, "CREATED"):
-        return Verdict(False, f"state {seen.state}")
+        return Health(False, f"state {seen.state}")
     if not seen.threads:
-        return Verdict(False, "it starts")
+        return Health(False, "it starts")
     if seen.state != "RUNNING" and seen.preparing:
-        return Verdict(False, f"it {seen.preparing}")
+        return Health(False, f"it {seen.preparing}")
     if seen.restoring:
         ids = ", ".join(task.task for task in seen.restoring[:5])
         more = f" and {len(seen.restoring) - 5} more" if len(seen.restoring) > 5 else ""
-        return Verdict(False, f"active tasks that do not run yet: {ids}{more}")
+        return Health(False, f"active tasks that do not run yet: {ids}{more}")
     if seen.state != "RUNNING" and not seen.active and seen.members is None:
-        return Verdict(False, "it has not joined its group yet")
-    return Verdict(True, f"{len(seen.active)} active tasks run")
+        return Health(False, "it has not joined its group yet")
+    return Health(True, f"{len(seen.active)} active tasks run")
 
 
 ABORTED, FENCED = "aborted", "migrated"
-"""Kinds of failed batches: the first is told by its causes, the second by itself."""
+"""Kinds of failed batches: the first is reported by its causes, the second by itself."""
 
 
 def transactions(seen: Observation) -> dict[str, Any]:
-    """By stream thread; and what open transactions hold back, the worst first. None: not known."""
+    """By stream thread; and what open transactions block, the worst first. None: not known."""
     return {
         "threads": [_thread(seen, thread.number) for thread in seen.threads],
         "ended_of_others": seen.counters.get(names.WRITERS_FENCED, 0.0),
-        "held_back": held_back(seen),
-        "told_s": seen.told_s,
+        "held_back": blocked_partitions(seen),
+        "told_s": seen.answer_age_s,
     }
 
 
-def held_back(seen: Observation) -> list[dict[str, Any]]:
-    """Partitions whose end readers of committed records do not see, the longest held first."""
+def blocked_partitions(seen: Observation) -> list[dict[str, Any]]:
+    """Partitions whose end readers of committed records do not see, the longest blocked first."""
     rows = [
-        {"topic": topic, "partition": partition, **one._asdict()}
-        for (topic, partition), one in seen.held_back.items()
+        {
+            "topic": topic,
+            "partition": partition,
+            "records": one.records,
+            "stable": one.stable,
+            "held_s": one.blocked_s,
+        }
+        for (topic, partition), one in seen.stable_lags.items()
         if one.records
     ]
     return sorted(
@@ -290,7 +296,7 @@ def identity_of(seen: Observation) -> dict[str, Any]:
 
 
 def status_of(seen: Observation) -> dict[str, Any]:
-    """The instance's state, both verdicts, threads and tasks. A number is null if not known."""
+    """The instance's state, both checks, threads and tasks. A number is null if not known."""
     return {
         **identity_of(seen),
         "state_s": seen.state_s,
@@ -365,8 +371,8 @@ def observation_in(status: Any) -> Observation:
 _types = cache(get_type_hints)
 
 
-def _part(told: Mapping[str, Any], kind: type, wanted: tuple[str, ...]) -> dict[str, Any]:
-    found = {name: told[name] for name in wanted}
+def _part(status: Mapping[str, Any], kind: type, wanted: tuple[str, ...]) -> dict[str, Any]:
+    found = {name: status[name] for name in wanted}
     types = _types(kind)
     for name, value in found.items():
         numbers = (int,) if float in (types[name], *get_args(types[name])) else ()

@@ -30,14 +30,14 @@ SENDERS_LOG = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
 class OtlpExport:
     """Sends from its making until `close`. ``endpoint``: a URL with its path; ``interval_ms``:
     between two requests. Headers and certificates are in OpenTelemetry's variables of the
-    environment, as they may be secrets. ``look`` is called on the sender's thread, once or a few
+    environment, as they may be secrets. ``observe`` is called on the sender's thread, once or a few
     times for each request. ConfigError where the packages are missing."""
 
     def __init__(
         self,
         endpoint: str,
         interval_ms: int,
-        look: Callable[[], Observation],
+        observe: Callable[[], Observation],
         application_id: str,
         client_id: str,
         version: str,
@@ -51,7 +51,7 @@ class OtlpExport:
                 f"{SETTING} = {endpoint!r} needs packages that are not installed "
                 f"({error.name}): {EXTRA}"
             ) from error
-        self._look = look
+        self._observe = observe
         reader = PeriodicExportingMetricReader(
             _exporter(endpoint, interval_ms),
             export_interval_millis=interval_ms,
@@ -85,7 +85,7 @@ class OtlpExport:
         from opentelemetry.metrics import Observation as Observed
 
         def read(_: Any) -> Iterable[Any]:
-            seen = self._look()
+            seen = self._observe()
             for labels, value in figure.read(seen):
                 if not math.isnan(value):  # what is not known is not sent
                     named = dict(zip(figure.labels, labels, strict=True))
@@ -104,8 +104,8 @@ def _exporter(endpoint: str, interval_ms: int) -> MetricExporter:
     class Exporter(OTLPMetricExporter):
         failed = False
 
-        def export(self, *given: Any, **named: Any) -> MetricExportResult:
-            result = super().export(*given, **named)
+        def export(self, *arguments: Any, **named: Any) -> MetricExportResult:
+            result = super().export(*arguments, **named)
             fails = result is not MetricExportResult.SUCCESS
             if fails and not self.failed:
                 log.warning(

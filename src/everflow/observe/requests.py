@@ -41,12 +41,12 @@ class OwnNames:
 
     def __init__(self, listen: str, names: Iterable[str] = ()) -> None:
         """``listen``: host:port; ``names``: host or host:port, each; ``*`` is any."""
-        given = [name.strip().lower() for name in names]
-        self.any = ANY in given
+        allowed_names = [name.strip().lower() for name in names]
+        self.any = ANY in allowed_names
         host = _bare(listen.lower()) or ""
         address = _address(host)
         self._everywhere = address is not None and address.is_unspecified
-        here = {"localhost", host, *(_bare(name) or name for name in given)}
+        here = {"localhost", host, *(_bare(name) or name for name in allowed_names)}
         if not self.any and host != "localhost" and not (address and address.is_loopback):
             here.update(_machine_names())
         self._names = here - {""}
@@ -110,8 +110,8 @@ def allowed(tokens: Sequence[bytes], authorization: str, *, passwords: bool = Fa
     ``passwords`` also what a browser sends for a name and the token as the password."""
     if not tokens:
         return True
-    kind, _, given = authorization.partition(" ")
-    text = given.strip().encode()
+    kind, _, credentials = authorization.partition(" ")
+    text = credentials.strip().encode()
     if passwords and kind.lower() == "basic":
         try:
             text = base64.b64decode(text, validate=True).partition(b":")[2]

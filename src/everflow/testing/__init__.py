@@ -61,7 +61,7 @@ def __getattr__(name: str) -> Any:
         try:
             return getattr(importlib.import_module(_LATER[name]), name)
         except Exception as error:
-            from everflow.hidden_modules import raise_told
+            from everflow.hidden_modules import raise_explained
 
-            raise_told(f"testing.{name}", error)
+            raise_explained(f"testing.{name}", error)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

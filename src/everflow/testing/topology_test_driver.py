@@ -36,7 +36,7 @@ from everflow.instance.thread.columns import packed, prepared_columns
 from everflow.instance.thread.failure_text import ending
 from everflow.instance.thread.planning import IdleSources, IdleTimes
 from everflow.kafka.reading.record_columns import LogColumns
-from everflow.logs import moves
+from everflow.logs import rebalance_log
 from everflow.operators.stored_records import loaded_rows
 from everflow.protocol.messages import COMMITTED, BatchRequest, BatchResult, StorePlace, TaskContext
 from everflow.records import (
@@ -376,7 +376,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         for topic, line in misplaced_keys(result.keys).items():
             if topic not in self._misplaced:
                 self._misplaced.add(topic)
-                moves.warning("%s", line)
+                rebalance_log.warning("%s", line)
         tables.add(result.printed)
         tables.flush()
         self._outputs.add(self._written)

@@ -146,7 +146,7 @@ def fleet(
 
 
 def until_hosts_are_idle(spark: SparkCluster, bound_s: float) -> float:
-    """Wait until no keeper and no process of an instance is left on any host; the seconds."""
+    """Wait until no supervisor and no process of an instance is left on any host; the seconds."""
     began_s = time.monotonic()
 
     def idle() -> bool:

@@ -23,8 +23,8 @@ from everflow.observe.observation import (
     ObservedWriter,
     StableLag,
 )
-from everflow.observe.page.history import Event, Facts, RoleSpan, TimedLook, TrendPoint
-from everflow.observe.page.peers import Peer
+from everflow.observe.page.history import Event, Facts, RoleSpan, TimedSnapshot, TrendPoint
+from everflow.observe.page.other_instances import OtherInstance
 from everflow.observe.page.routes import (
     CauseLetters,
     LetterCause,
@@ -174,8 +174,8 @@ def looks() -> tuple[Observation, Observation]:
             ("shop-by-item-repartition", 3): 1_200,
         },
         writers=WRITERS,
-        held_back=HELD_BACK,
-        told_s=2.0,
+        stable_lags=HELD_BACK,
+        answer_age_s=2.0,
         members=3,
         application_tasks=7,
         desired_instances=3,
@@ -243,7 +243,7 @@ def facts_of(old: Observation, seen: Observation) -> Facts:
         )
         for n in range(119, -1, -1)
     ]
-    before, now = TimedLook(0.0, old), TimedLook(10_000.0, seen)
+    before, now = TimedSnapshot(0.0, old), TimedSnapshot(10_000.0, seen)
     looked = Facts(now_ms=NOW_MS, before=before, now=now)
     return replace(
         looked,
@@ -352,7 +352,7 @@ def test_users_texts_are_texts(tmp_path: Path) -> None:
             names.FAILED_BATCHES: {("0", ODD): 1},
         },
         writers=[ObservedWriter(thread=0, transactional_id=ODD, state=ODD, open_s=1.0)],
-        held_back={(ODD, 0): StableLag(1, 1, 1.0)},
+        stable_lags={(ODD, 0): StableLag(1, 1, 1.0)},
         samples={(ODD, ODD, ODD): ODD},
         hosts=[ObservedHost(host=ODD, active=["0_0"])],
     )
@@ -401,7 +401,7 @@ class Desk:
         self.replayed: list[LetterCause] = []
         self.times: list[int | None] = []
 
-    def look(self) -> LettersFound:
+    def by_cause(self) -> LettersFound:
         cause = LetterCause(ODD, "not-empty", "orders")
         left = 0 if self.replayed else 2
         found = CauseLetters(cause=cause, letters=2, open=left, sample=ODD, late=left)
@@ -450,7 +450,7 @@ class Others:
 
     own = "pod-0:8080"
 
-    def look(self, hosts: object) -> list[Peer]:
+    def states(self, hosts: object) -> list[OtherInstance]:
         _, seen = looks()
         their = [
             ObservedTask(task="0_1", role="active", state="RUNNING", lag=41_000, rate=900.0),
@@ -468,15 +468,17 @@ class Others:
         before = replace(told, counters={names.LAG: 52_000.0, names.RECORDS_CONSUMED: 431_000})
         there = facts_of(before, told)
         return [
-            Peer("pod-1:8080", there, 2.0),
-            Peer("pod-2:8080", there, 94.0, "timed out" if RENEW else f"timed out {ODD}", 92.0),
+            OtherInstance("pod-1:8080", there, 2.0),
+            OtherInstance(
+                "pod-2:8080", there, 94.0, "timed out" if RENEW else f"timed out {ODD}", 92.0
+            ),
         ]
 
 
 def test_all_instances_are_on_one_page(tmp_path: Path) -> None:
     facts = facts_of(*looks())
     others: Any = Others()
-    with served(lambda: facts, peers=others) as server, browser(tmp_path) as window:
+    with served(lambda: facts, other_instances=others) as server, browser(tmp_path) as window:
         shown(window, server)
         assert text(window, "#verdict").startswith("pod-1:8080: Task 2_0 does not get on")
         assert text(window, "#instances .hint").startswith("3 of 3 tell how they do: 346,000")

@@ -19,7 +19,7 @@ from everflow.console.status import StatusLine
 from everflow.errors import ConfigError, FatalError
 from everflow.instance.client_state import ClientState
 from everflow.kafka.admin import TopicShape
-from everflow.logs import lines_to, moves, some
+from everflow.logs import lines_to, rebalance_log, some
 
 GIVEN = ["--application-id", "a", "--bootstrap-servers", "localhost:1"]
 
@@ -207,10 +207,10 @@ def test_moves_are_printed_with_the_time_and_only_once() -> None:
     out = io.StringIO()
     with StatusLine(Console(file=out, width=20), stamp=lambda: "21:14:06") as status:
         with lines_to(status.event):
-            moves.info("Assigned 2 tasks: %s", "0_0, [0_1]")
-            moves.warning("Lost 1 task: 0_0")
+            rebalance_log.info("Assigned 2 tasks: %s", "0_0, [0_1]")
+            rebalance_log.warning("Lost 1 task: 0_0")
             logging.getLogger("everflow").info("Stream thread 0 runs tasks 0_0")
-        moves.info("after the run")
+        rebalance_log.info("after the run")
     assert out.getvalue().splitlines() == [
         "21:14:06 Assigned 2 tasks: 0_0, [0_1]",
         "21:14:06 WARNING Lost 1 task: 0_0",

@@ -64,7 +64,7 @@ BROKEN = (b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{", b"220 mail.example
 
 @pytest.mark.parametrize("answer", BROKEN)
 def test_an_answer_that_is_none_is_none_for_a_loop(answer: bytes, tmp_path: object) -> None:
-    """The loop of instances, and a keeper, go on: one of them is just ending, mostly."""
+    """The loop of instances, and a supervisor, go on: one of them is just ending, mostly."""
     with says(answer) as address:
         instance = AutoscaledInstance(number=1, address=address, log=None, process=None)  # type: ignore[arg-type]
         assert instance.status() is None

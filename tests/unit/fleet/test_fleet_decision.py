@@ -1,4 +1,4 @@
-"""What a fleet decides, and a keeper over an instance that is none: its acts, what it tells."""
+"""What a fleet decides, and a supervisor over an instance that is none: its acts, what it tells."""
 
 import fcntl
 import json
@@ -35,27 +35,27 @@ from everflow.fleet.decision import (
     STOP_S,
     TOKEN_HEADER,
     Act,
-    KeeperSees,
-    PlacesTold,
+    MissingPlaces,
     Report,
     SlotOrder,
     SlotOutcome,
+    SupervisorState,
     Wanted,
     answer,
     instance_environment,
     instance_settings,
-    keeper_act,
     moved,
+    next_act,
     require_cluster,
     require_not_own,
     shown_lines,
     spark_settings,
 )
-from everflow.fleet.keeper import EARLIER_S, NOBODY, Keeper, LogTail
+from everflow.fleet.supervisor import EARLIER_S, NOBODY, LogTail, Supervisor
 from everflow.observe.http_server import HttpServer
 from everflow.testing import wait_until
 
-GOES = KeeperSees(executor_there=True, silent_s=0.0, wanted=Wanted.run)
+GOES = SupervisorState(executor_there=True, silent_s=0.0, wanted=Wanted.run)
 LOST = DRIVER_SILENT_S + 1
 
 
@@ -135,8 +135,8 @@ def test_an_instance_is_no_part_of_the_spark_that_hosts_it() -> None:
         (replace(GOES, executor_there=False, code=0), Act.done),
     ],
 )
-def test_what_a_keeper_does_next(sees: KeeperSees, act: Act) -> None:
-    assert keeper_act(sees, drain_s=120.0) is act
+def test_what_a_keeper_does_next(sees: SupervisorState, act: Act) -> None:
+    assert next_act(sees, drain_s=120.0) is act
 
 
 @pytest.mark.parametrize("wanted", list(Wanted))
@@ -170,7 +170,7 @@ def test_lines_say_whose_they_are() -> None:
 
 
 def test_too_few_places_are_told_once_and_then_seldom() -> None:
-    told = PlacesTold(cores=1, memory="512m")
+    told = MissingPlaces(cores=1, memory="512m")
     assert told.text({1: 0.0, 2: PLACE_S - 1}, 0.0) is None
     text = told.text({1: 0.0, 2: PLACE_S, 3: PLACE_S}, 1.0)
     assert text is not None
@@ -207,8 +207,8 @@ class Pretended:
 
 
 class Rig:
-    """A keeper whose clock goes on by a second with each report. ``answers``: number of the report
-    -> what the driver does then; from there on it holds."""
+    """A supervisor whose clock goes on by a second with each report. ``answers``: number of the
+    report -> what the driver does then; from there on it holds."""
 
     def __init__(self, folder: Path, *, deaf: bool = False) -> None:
         program = folder / "program.zip"
@@ -255,7 +255,7 @@ class Rig:
         return self.instance
 
     def run(self) -> SlotOutcome:
-        return Keeper(
+        return Supervisor(
             self.order,
             self.task_gone,
             self.post,
@@ -360,7 +360,7 @@ def test_an_earlier_process_that_stays_is_killed(rig: Rig, monkeypatch: pytest.M
             killed.append(group)
             fcntl.flock(earlier, fcntl.LOCK_UN)
 
-        monkeypatch.setattr("everflow.fleet.keeper.os.killpg", kill)
+        monkeypatch.setattr("everflow.fleet.supervisor.os.killpg", kill)
         rig.answers[int(EARLIER_S) + 30] = Wanted.stop
         assert rig.run().code == 0
     assert killed == [4194400]

@@ -661,12 +661,12 @@ def test_what_was_refused_goes_with_the_next_commit_unless_it_was_forgotten() ->
     told: list[dict[TopicPartition, int]] = []
     deferred = DeferredOffsets(commit, lambda offsets: told.append(dict(offsets)))
     assert not deferred.commit([Offset("in", 0, 5, "m"), Offset("in", 1, 7, "m")])
-    assert deferred.held() == {GATE_A, GATE_B}
+    assert deferred.partitions() == {GATE_A, GATE_B}
     deferred.forget([GATE_A])
     assert deferred.commit([Offset("in", 1, 9, "m")])
     assert asked[1] == {GATE_B: (9, "m")}
     assert told == [{GATE_B: 9}], "what waits is not committed"
-    assert deferred.held() == frozenset()
+    assert deferred.partitions() == frozenset()
 
 
 def test_forgetting_does_not_wait_for_a_commit_and_counts_for_it() -> None:
@@ -681,7 +681,7 @@ def test_forgetting_does_not_wait_for_a_commit_and_counts_for_it() -> None:
 
     deferred = DeferredOffsets(commit, lambda offsets: None)
     deferred.commit([Offset("in", 0, 5, "m"), Offset("in", 1, 7, "m")])
-    assert deferred.held() == {GATE_B}
+    assert deferred.partitions() == {GATE_B}
 
 
 def test_a_task_that_was_recovered_while_its_offsets_waited_goes_back_rightly() -> None:

@@ -47,7 +47,7 @@ def test_what_all_get_is_no_more_than_there_is(count: int, machine: int | None) 
     budget = MemoryBudget(usual_budget(count, machine))
     worker = budget.worker(count)
     assert budget.beside_workers + count * worker.total <= budget.total
-    assert 3 * worker.ahead + worker.queue <= worker.room(WORKER_BYTES) // 2
+    assert 3 * worker.ahead + worker.queue <= worker.batch_bytes(WORKER_BYTES) // 2
 
 
 @given(threads, sizes)
@@ -104,7 +104,7 @@ def test_batches_settle_at_what_fits(total: int, times: float) -> None:
         memory = memory.after(most, most, taken)
         needed = worker.idle + int(worker.times * most)
         assert number == 0 or needed <= share.total
-    assert most == LIMIT or needed - worker.idle >= share.room(worker.idle) / 2
+    assert most == LIMIT or needed - worker.idle >= share.batch_bytes(worker.idle) / 2
 
 
 @given(st.floats(2.0, 60.0), st.lists(st.floats(0.0, 1.0), max_size=60))

@@ -38,7 +38,7 @@ from everflow.observe.http_server import (
     SPARE,
     BoundedLog,
     HttpServer,
-    Room,
+    OpenConnections,
     application,
 )
 from everflow.observe.observation import Observation
@@ -253,7 +253,7 @@ class Held:
 
 def room_for(most: int, spare: int) -> Any:
     """For connections that are none."""
-    return Room(most, spare)
+    return OpenConnections(most, spare)
 
 
 def test_who_has_waited_longest_of_those_with_most_gives_way() -> None:

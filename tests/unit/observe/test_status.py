@@ -210,7 +210,7 @@ def test_a_thread_has_its_writer_its_last_commit_and_its_aborts_by_cause() -> No
 
 
 def test_one_that_has_committed_nothing_and_of_which_nothing_is_told_has_no_numbers() -> None:
-    seen = changed(threads=[ObservedThread(number=3, alive=True, tasks=0)], told_s=None)
+    seen = changed(threads=[ObservedThread(number=3, alive=True, tasks=0)], answer_age_s=None)
     (row,) = transactions(seen)["threads"]
     assert (row["open_s"], row["state"], row["committed_ms"]) == (None, None, None)
     assert (row["aborted"], row["fenced"], row["renewed"]) == ({}, 0.0, 0.0)
@@ -223,7 +223,7 @@ def test_what_is_held_back_for_the_longest_time_is_first_and_what_is_not_is_left
         ("c", 1): StableLag(1, 30, 60.0),
         ("d", 0): StableLag(0, 40, 0.0),
     }
-    rows = transactions(changed(held_back=held))["held_back"]
+    rows = transactions(changed(stable_lags=held))["held_back"]
     assert [(row["topic"], row["records"], row["stable"]) for row in rows] == [
         ("c", 1, 30),
         ("a", 9, 20),
@@ -270,7 +270,7 @@ def test_what_a_moment_asks_for(seen: Load, number: int | None) -> None:
 
 def asked_for(*steps: tuple[float, Load]) -> list[int]:
     desired = DesiredInstances(rules=RULES)
-    return [desired.look(seen, at * 1000) for at, seen in steps]
+    return [desired.update(seen, at * 1000) for at, seen in steps]
 
 
 def test_it_begins_with_what_there_is_and_goes_up_after_a_while() -> None:
@@ -304,7 +304,7 @@ def test_it_stays_between_one_and_the_tasks(drawn: list[tuple[float, float, int]
     desired = DesiredInstances(rules=RULES)
     for number, (busy, lag, members) in enumerate(drawn):
         seen = load(busy=busy, lag=lag, members=members)
-        assert 1 <= desired.look(seen, number * 7_000) <= max(8, members)
+        assert 1 <= desired.update(seen, number * 7_000) <= max(8, members)
 
 
 def test_values_go_after_a_minute_at_the_latest() -> None:

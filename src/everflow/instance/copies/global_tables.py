@@ -15,7 +15,7 @@ from everflow.clock import Clock, Deadline, Running, Spawn, on_thread
 from everflow.errors import EverflowError, TableLoadError, TaskTimeoutError
 from everflow.instance.copies.state_updater import FollowedTask, StalledCopy, StateUpdater
 from everflow.instance.tasks.task import StandbyTask, TaskRole, TaskStore, context_of
-from everflow.logs import counted, moves
+from everflow.logs import counted, rebalance_log
 from everflow.metrics import Labels, Metrics
 from everflow.operators.stored_records import loaded_rows
 from everflow.records import TaskId
@@ -90,7 +90,7 @@ class GlobalTables:
         self._loaded.await_loaded(stop)
 
     def _await_read(self, stop: threading.Event, patience_ms: float) -> None:
-        moves.info("Reading global tables: %s", counted(len(self.tasks), "partition"))
+        rebalance_log.info("Reading global tables: %s", counted(len(self.tasks), "partition"))
         deadline, before = Deadline(self.clock, patience_ms), -1
         with waiting("reading global tables"):
             while not self._read():
@@ -213,7 +213,7 @@ class LoadedTables:
         """Wait until all were loaded, without a limit. TableLoadError, StoppedError."""
         if self.ready:
             return
-        moves.info("Loading global tables: %s", counted(len(self._tables), "DataFrame"))
+        rebalance_log.info("Loading global tables: %s", counted(len(self._tables), "DataFrame"))
         with waiting("loading global tables in Spark"):
             while not self._ready.is_set():
                 if self._failure is not None:
@@ -276,7 +276,7 @@ class LoadedTables:
         except Exception as error:
             one.behind = True
             age_s = (self.clock.now_ms() - one.at_ms) / 1000
-            moves.warning(
+            rebalance_log.warning(
                 "Global table %s could not be loaded again: %s. Joins go on with the rows loaded "
                 "%.0f s ago; the next try is in %g s",
                 one.table.store.name,
@@ -293,7 +293,7 @@ class LoadedTables:
             return
         if rows.without_key:
             name, skipped = one.table.store.name, counted(rows.without_key, "row")
-            moves.warning("Global table %s: skipped %s without a key", name, skipped)
+            rebalance_log.warning("Global table %s: skipped %s without a key", name, skipped)
         at_ms = max(self.clock.now_ms(), one.at_ms + 1)
         path = self.folder / f"{one.table.store.name}-{at_ms}"
         store = LmdbStore.open(path, kind=KEY_VALUE)
@@ -349,6 +349,6 @@ def count_left_out(
     metrics.add_series(names.LEFT_OUT, {cause: one.records for cause, one in causes.items()})
     metrics.note(names.LEFT_OUT, {cause: one.sample for cause, one in causes.items()})
     if lines:
-        moves.warning("records skipped by a global table: %s", "; ".join(lines))
+        rebalance_log.warning("records skipped by a global table: %s", "; ".join(lines))
     for (_, node, reason), count in counts.items():
-        moves.warning("%s dropped %s %s", node, counted(int(count), "record"), _WHY[reason])
+        rebalance_log.warning("%s dropped %s %s", node, counted(int(count), "record"), _WHY[reason])

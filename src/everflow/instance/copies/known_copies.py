@@ -237,7 +237,7 @@ COLLECT_PERIOD_MS = 10_000.0
 
 
 @dataclass
-class StateKeeper:
+class StateMaintenance:
     """Keeps running stores trusted and removes unused state. `turn` runs on the instance's loop."""
 
     freshness: Freshness

@@ -29,7 +29,7 @@ from everflow.instance.tasks.task import (
     TaskStore,
     TaskTimeouts,
 )
-from everflow.logs import ABOUT_ASSIGNMENT, moves
+from everflow.logs import ABOUT_ASSIGNMENT, rebalance_log
 from everflow.records import Offsets, TaskId, TopicPartition
 from everflow.state.left_out import Chunk
 from everflow.user_program import ListenerGuard
@@ -521,7 +521,7 @@ class StateUpdater:
             longer_ms = min(max(HOT_AGAIN_MS, 2 * task.quiet_ms), HOT_AGAIN_AT_MOST_MS)
             task.said_ms, task.quiet_ms = now_ms, HOT_AGAIN_MS if warmup else longer_ms
             text = "Task %s (%s) has caught up: %d offsets behind"
-            moves.info(text, task_id, task.task.role.value, lag, extra=ABOUT_ASSIGNMENT)
+            rebalance_log.info(text, task_id, task.task.role.value, lag, extra=ABOUT_ASSIGNMENT)
             self.services.became_hot(task_id)
 
     def _publish(self) -> None:

@@ -466,12 +466,12 @@ class InteractiveQueries:
         """
         queries = self._asked()
         site = queries.site(name)
-        given: Any = partition
-        if isinstance(given, str) and not given.isdigit():
+        argument: Any = partition
+        if isinstance(argument, str) and not argument.isdigit():
             kind = STORE_KINDS[site.spec.kind].__name__
             raise TypeError(
                 f"store({name!r}) is a {kind} already; the second argument is a partition, not "
-                f"{given!r}."
+                f"{argument!r}."
             )
         if (
             partition is not None

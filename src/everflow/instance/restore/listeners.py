@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from everflow import metrics as names
-from everflow.logs import moves
+from everflow.logs import rebalance_log
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.user_program import ListenerGuard
@@ -120,7 +120,7 @@ class RestoreTracker:
         self._forget(progress)
         if progress.records:
             text, of = "Restored %s of task %s: %d records in %.1f s", progress
-            moves.info(text, of.store, of.task, of.records, of.elapsed_s)
+            rebalance_log.info(text, of.store, of.task, of.records, of.elapsed_s)
         self._tell("restore_end", progress)
 
     def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:

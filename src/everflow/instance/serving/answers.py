@@ -140,19 +140,19 @@ class CopyChoice(NamedTuple):
 class Parameters:
     """The parameters behind the ``?``, of which a path has the ``known`` ones."""
 
-    def __init__(self, given: Sequence[tuple[str, str]], known: Collection[str]) -> None:
-        self._given: dict[str, str] = {}
-        for name, value in given:
-            if name in self._given:
+    def __init__(self, pairs: Sequence[tuple[str, str]], known: Collection[str]) -> None:
+        self._values: dict[str, str] = {}
+        for name, value in pairs:
+            if name in self._values:
                 raise malformed(f"{shortened(name)} is given twice.")
-            self._given[name] = value
-        if unknown := sorted(self._given.keys() - set(known)):
+            self._values[name] = value
+        if unknown := sorted(self._values.keys() - set(known)):
             have = ", ".join(sorted(known)) or "none"
             names = shortened(", ".join(unknown))
             raise malformed(f"{names}: unknown parameter; the known ones are: {have}.")
 
     def number(self, name: str, default: int | None, least: int = 0, most: int = TIME_MAX) -> Any:
-        text = self._given.get(name)
+        text = self._values.get(name)
         if text is None:
             return default
         try:
@@ -165,7 +165,7 @@ class Parameters:
         return value
 
     def flag(self, name: str) -> bool:
-        text = self._given.get(name)
+        text = self._values.get(name)
         if text is None or text in _FALSE:
             return False
         if text in _TRUE:
@@ -173,7 +173,7 @@ class Parameters:
         raise malformed(f"{name}={shortened(text)!r}: it is true or false.")
 
     def key(self, name: str, serde: Serde) -> Any:
-        text = self._given.get(name)
+        text = self._values.get(name)
         return None if text is None else read_key(serde, text)
 
     def freshness(self) -> CopyChoice:
@@ -186,7 +186,7 @@ class Parameters:
 
     def page(self) -> tuple[int, EntryPlace | None]:
         limit = self.number("limit", ENTRIES, 1, MOST_ENTRIES)
-        token = self._given.get("after")
+        token = self._values.get("after")
         return limit, None if token is None else place_of(token)
 
 

@@ -37,7 +37,7 @@ from everflow.instance.serving.answers import (
     malformed,
     shortened,
 )
-from everflow.logs import moves
+from everflow.logs import rebalance_log
 from everflow.observe.http_server import HttpServer
 from everflow.observe.requests import ANY, OwnNames, RefusedRequest, allowed, body_of
 from everflow.serdes import SerdeError
@@ -146,8 +146,8 @@ def _endpoint(
 
 
 def _token_refused(authorization: str) -> str:
-    kind, _, given = authorization.partition(" ")
-    if kind.lower() == "bearer" and given.strip():
+    kind, _, credentials = authorization.partition(" ")
+    if kind.lower() == "bearer" and credentials.strip():
         return "The token that was sent is not one that this service knows (query.token.file)."
     return "This service asks for a token: send the header Authorization: Bearer TOKEN."
 
@@ -303,7 +303,7 @@ def served(
     names = OwnNames(config.query_listen, own)
     server = HttpServer(config.query_listen, app, "query.listen", files, names=names)
     address = config.application_server or reached_at(server.address, socket.getfqdn())
-    moves.info("Stores are served at %s://%s", scheme, address)
+    rebalance_log.info("Stores are served at %s://%s", scheme, address)
     try:
         yield address
     finally:

@@ -46,12 +46,12 @@ ATTEMPT_MS = 10_000.0
 
 
 class _Patience(Deadline):
-    def __init__(self, clock: Clock, timeout_ms: float, given_up: Callable[[], bool]) -> None:
+    def __init__(self, clock: Clock, timeout_ms: float, lost: Callable[[], bool]) -> None:
         super().__init__(clock, timeout_ms)
-        self._given_up = given_up
+        self._lost = lost
 
     def check(self) -> None:
-        if self._given_up():
+        if self._lost():
             raise TaskMigratedError("a task was lost while it was recovered")
 
 
@@ -102,15 +102,15 @@ class Recovery:
         self,
         tasks: Sequence[ActiveTask],
         fence: Collection[str],
-        given_up: Callable[[], bool] = lambda: False,
+        lost: Callable[[], bool] = lambda: False,
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, CommittedOffset]]:
         """Bring ``tasks`` to where the log is: positions, stream times, stores, a new incarnation.
         ``fence``: transactional ids that may still write for them. Returns the starting offsets of
         partitions without a committed one, which the caller commits before anything is processed,
         and the committed offsets. Raises RetriableError, OffsetsWentBackError among them;
         OffsetsExpiredError, StoppedError; FatalError for an offset out of range with policy
-        ``none``; TaskMigratedError once it has to wait although ``given_up()``."""
-        deadline = _Patience(self.clock, self.timeout_ms, given_up)
+        ``none``; TaskMigratedError once it has to wait although ``lost()``."""
+        deadline = _Patience(self.clock, self.timeout_ms, lost)
         inputs = sorted({tp for task in tasks for tp in task.inputs})
         changelogs = sorted(
             {s.changelog for task in tasks for s in task.stores if s.changelog is not None}

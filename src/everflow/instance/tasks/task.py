@@ -240,7 +240,7 @@ def deal(
     return dealt
 
 
-GivenUp = Callable[[Sequence[ActiveTask]], None]
+Dropped = Callable[[Sequence[ActiveTask]], None]
 Released = Callable[[Sequence[StandbyTask]], None]
 
 
@@ -249,14 +249,14 @@ class ThreadCommands:
     two batches; `take` and `refuse` are its own, any thread may call the others."""
 
     def __init__(self) -> None:
-        self._waiting = deque[Sequence[ActiveTask] | tuple[frozenset[TaskId], GivenUp]]()
+        self._waiting = deque[Sequence[ActiveTask] | tuple[frozenset[TaskId], Dropped]]()
         self._arriving: dict[TaskId, ActiveTask] = {}
 
     def add(self, tasks: Sequence[ActiveTask]) -> None:
         self._arriving.update({task.id: task for task in tasks})
         self._waiting.append(list(tasks))
 
-    def drop(self, tasks: Collection[TaskId], done: GivenUp) -> None:
+    def drop(self, tasks: Collection[TaskId], done: Dropped) -> None:
         self._waiting.append((frozenset(tasks), done))
 
     def arriving(self) -> list[ActiveTask]:
@@ -276,14 +276,14 @@ class ThreadCommands:
         return changed
 
     def refuse(self, known: dict[TaskId, ActiveTask]) -> None:
-        """The thread ends: answer all callers that wait for tasks to be given up."""
+        """The thread ends: answer all callers that wait for tasks to be released."""
         while self._waiting:
             command = self._waiting.popleft()
             if isinstance(command, tuple):
                 _drop(command, known)
 
 
-def _drop(command: tuple[frozenset[TaskId], GivenUp], tasks: dict[TaskId, ActiveTask]) -> bool:
+def _drop(command: tuple[frozenset[TaskId], Dropped], tasks: dict[TaskId, ActiveTask]) -> bool:
     wanted, done = command
     dropped = [tasks.pop(task) for task in sorted(wanted) if task in tasks]
     done(dropped)

@@ -1,7 +1,7 @@
-"""Recovers, follows, moves and gives up tasks as the group decides, one event at a time, on the
-instance's loop only. A task is in at most one place: recovering, on one stream thread, being given
-up by it, followed by the state updater, or being released by that. One in no place that was here a
-moment ago is suspended, its stores open: it may come back (reference 5.1)."""
+"""Recovers, follows, reassigns and releases tasks as the group decides, one event at a time, on the
+instance's loop only. A task is in at most one place: recovering, on one stream thread, leaving it,
+followed by the state updater, or being released by that. One in no place that was here a moment
+ago is suspended, its stores open: it may come back (reference 5.1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from everflow.instance.commit_gate import GateBook
 from everflow.instance.restore.listeners import SuspendReason
 from everflow.instance.tasks.task import (
     ActiveTask,
-    GivenUp,
+    Dropped,
     Released,
     StandbyTask,
     TaskRole,
@@ -27,7 +27,7 @@ from everflow.instance.tasks.task import (
     concerning,
     deal,
 )
-from everflow.logs import ABOUT_ASSIGNMENT, counted, moves, some
+from everflow.logs import ABOUT_ASSIGNMENT, counted, rebalance_log, some
 from everflow.records import TaskId
 from everflow.retry import StoppedError
 
@@ -41,7 +41,7 @@ class TaskHolder(Protocol):
     @property
     def number(self) -> int: ...
     def add(self, tasks: Sequence[ActiveTask]) -> None: ...
-    def drop(self, tasks: Collection[TaskId], done: GivenUp) -> None: ...
+    def drop(self, tasks: Collection[TaskId], done: Dropped) -> None: ...
 
 
 class CopyHolder(Protocol):
@@ -87,7 +87,7 @@ class TaskManager:
     running: dict[TaskId, int] = field(default_factory=dict)
     recovering: dict[TaskId, threading.Event] = field(default_factory=dict)
     leaving: set[TaskId] = field(default_factory=set)
-    """Leaving a thread: to another one, or given up."""
+    """Leaving a thread: to another one, or released."""
     following: dict[TaskId, TaskRole] = field(default_factory=dict)
     letting_go: set[TaskId] = field(default_factory=set)
     suspended: dict[TaskId, ActiveTask] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class TaskManager:
         }
         if wanted != self.copies:
             text = "Standby tasks: %s; warm-up tasks: %s"
-            moves.info(text, _names(standby), _names(warmup), extra=ABOUT_ASSIGNMENT)
+            rebalance_log.info(text, _names(standby), _names(warmup), extra=ABOUT_ASSIGNMENT)
         self.copies = wanted
         self.reconcile()
         self._close_unwanted(list(self.suspended))
@@ -157,7 +157,7 @@ class TaskManager:
         return self.owned == set(self.running) and not self.recovering and not self.leaving
 
     def handing_over(self) -> frozenset[TaskId]:
-        """Revoked tasks that are not given up yet; from any thread."""
+        """Revoked tasks that are not released yet; from any thread."""
         return frozenset(self._revoked)
 
     def idle_stores(self) -> dict[TaskId, tuple[TaskStore, ...]]:
@@ -309,7 +309,7 @@ class TaskManager:
         log.warning("Tasks %s cannot be recovered yet: %s", _names(concerned), why)
         return StoppedError(str(why))
 
-    def given_back(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
+    def recovery_failed(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
         """A thread could not recover these tasks; its other tasks go on there."""
         for task in tasks:
             self.running.pop(task.id, None)
@@ -358,10 +358,12 @@ class TaskManager:
             del self.following[task]
         self.letting_go |= set(tasks)
         self.updater.drop(
-            tasks, reason, lambda given: self.services.post(lambda: self._given_back(tasks, given))
+            tasks,
+            reason,
+            lambda released: self.services.post(lambda: self._released(tasks, released)),
         )
 
-    def _given_back(self, asked: Iterable[TaskId], tasks: Sequence[StandbyTask]) -> None:
+    def _released(self, asked: Iterable[TaskId], tasks: Sequence[StandbyTask]) -> None:
         """The updater has released tasks: a promoted one goes to recovery with open stores."""
         self.letting_go -= set(asked)
         for task in tasks:
@@ -390,7 +392,9 @@ class TaskManager:
 
 
 def _report(level: int, text: str, tasks: Collection[TaskId]) -> None:
-    moves.log(level, text, counted(len(tasks), "task"), _names(tasks), extra=ABOUT_ASSIGNMENT)
+    rebalance_log.log(
+        level, text, counted(len(tasks), "task"), _names(tasks), extra=ABOUT_ASSIGNMENT
+    )
 
 
 def _names(tasks: Collection[TaskId]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from everflow import metrics as names
 from everflow.clock import Clock, Running, on_thread
-from everflow.logs import counted, moves
+from everflow.logs import counted, rebalance_log
 from everflow.metrics import Labels, Metrics, Seen
 from everflow.protocol.messages import ABORTED, RENEWED, BatchResult, Printed
 from everflow.records import LATE, LATE_UNMATCHED, KeyPlaces
@@ -223,11 +223,11 @@ class BatchCounts:
         self._log_misplaced(result)
         tables.add(result.printed)
         if result.left_out:
-            moves.warning("records skipped in a batch: %s", "; ".join(result.left_out))
+            rebalance_log.warning("records skipped in a batch: %s", "; ".join(result.left_out))
         if result.remarks:
             more = len(result.remarks) - MOST_REMARKS
             and_more = f"; and {more} more" if more > 0 else ""
-            moves.warning("%s%s", "; ".join(result.remarks[:MOST_REMARKS]), and_more)
+            rebalance_log.warning("%s%s", "; ".join(result.remarks[:MOST_REMARKS]), and_more)
 
     def _log_misplaced(self, result: BatchResult) -> None:
         found = misplaced_keys(result.figures.keys)
@@ -237,12 +237,12 @@ class BatchCounts:
         }
         self.metrics.note(names.KEYS_MISPLACED, fresh)
         for line in fresh.values():
-            moves.warning("%s", line)
+            rebalance_log.warning("%s", line)
 
     def log_drops(self, now_ms: float, dropped: Mapping[str, Mapping[str, int]] = NOTHING) -> None:
         """Tell what was dropped and is due; with ``math.inf`` all that is left, at the end."""
         for line in self._dropped.lines(dropped, now_ms):
-            moves.warning("%s", line)
+            rebalance_log.warning("%s", line)
         if now_ms == math.inf:
             tables.flush()
 

@@ -35,11 +35,11 @@ MANY_TASKS = 8
 
 ENDINGS = 4
 """The rest for the end of a transaction goes by the shortest of so many: a broker may be busy."""
-HELD_SHARE = 0.75
+ENDING_SHARE = 0.75
 """The share of that time that is rested: all of it would often be too long."""
-SHORT_HELD_MS = 40.0
+SHORT_ENDING_MS = 40.0
 """Taken off that rest: with few partitions it takes so long, and a rest only delays re-keys."""
-LONGEST_HELD_MS = 1_000.0
+LONGEST_ENDING_MS = 1_000.0
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class BatchSize:
     endings: tuple[float, ...] = ()
 
     @property
-    def held_ms(self) -> float:
+    def ending_rest_ms(self) -> float:
         """The rest until the broker has ended the transaction: else the next batch waits for it."""
         if len(self.endings) < ENDINGS:
             return 0.0
-        return max(0.0, min(min(self.endings) * HELD_SHARE - SHORT_HELD_MS, LONGEST_HELD_MS))
+        return max(0.0, min(min(self.endings) * ENDING_SHARE - SHORT_ENDING_MS, LONGEST_ENDING_MS))
 
     def after(
         self,
@@ -71,11 +71,11 @@ class BatchSize:
         elapsed_ms: float,
         raw_bytes: int | None = None,
         computing_ms: float = 0.0,
-        held_ms: float = 0.0,
+        blocked_ms: float = 0.0,
     ) -> BatchSize:
         """With one more finished batch. ``planned``: how many its ranges had; a merge may read
         fewer. ``computing_ms``: what its records cost, which bounds the next one below
-        `SMALLEST_RECORDS`, too. ``held_ms``: for how long the transaction before held it up."""
+        `SMALLEST_RECORDS`, too. ``blocked_ms``: for how long the transaction before blocked it."""
         size = self.bytes_per_record
         if raw_bytes is not None and records > 0:
             size = raw_bytes / records if size is None else (size + raw_bytes / records) / 2
@@ -89,8 +89,8 @@ class BatchSize:
             bound = self._grown(limits, records, elapsed_ms, computing_ms)
         if records > 0 and computing_ms > limits.target_ms:
             bound = min(bound, max(1, int(records * limits.target_ms / computing_ms)))
-        rested_ms = 0.0 if full else self.held_ms
-        ending_ms = rested_ms + held_ms if held_ms > 0 else rested_ms * HELD_SHARE
+        rested_ms = 0.0 if full else self.ending_rest_ms
+        ending_ms = rested_ms + blocked_ms if blocked_ms > 0 else rested_ms * ENDING_SHARE
         endings = (*self.endings, ending_ms)[-ENDINGS:]
         return BatchSize(bound, size, self.cold and not full, endings)
 
@@ -136,8 +136,8 @@ class BatchSize:
 
 
 def plan_ranges(available: Ranges, records: int) -> dict[TopicPartition, OffsetRange]:
-    """Offset ranges for one batch, fair over the partitions; one (maybe empty) for each that is
-    given. ``available``: ``[next offset, end that may be read)``, by the guarantee; no range goes
+    """Offset ranges for one batch, fair over the partitions; one (maybe empty) for each of
+    them. ``available``: ``[next offset, end that may be read)``, by the guarantee; no range goes
     beyond it (scenario 5). Offsets without a record count. Each with something to read gets one
     offset at least, beyond ``records`` if need be: a merge waits for each of its inputs."""
     waiting = {tp: r.end - r.start for tp, r in available.items() if r.end > r.start}

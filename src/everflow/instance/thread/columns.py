@@ -109,8 +109,8 @@ class _Preparing:
         uses = frozenset(name for column, _ in columns.values() for name in column.uses)
         reads = columns_in_sight(edge, uses)
         made = pa.schema([(name, kind) for name, (_, kind) in columns.items()])
-        given = [column.arrow for column, _ in columns.values()]
-        arrow = tuple(one for one in given if one is not None)
+        expressions = [column.arrow for column, _ in columns.values()]
+        arrow = tuple(one for one in expressions if one is not None)
         if any(why_not_arrow(*one) for one in columns.values()):
             arrow = ()
         if arrow and all(one.sure for one in arrow):
@@ -130,8 +130,10 @@ class _Preparing:
         return Selection(made=made, arrow=arrow, reads=reads, stages=stages)
 
 
-def _column(given: ColumnExpr, kind: pa.DataType) -> Column:
-    column: Column = F.expr(given.column) if isinstance(given.column, str) else given.column
+def _column(expression: ColumnExpr, kind: pa.DataType) -> Column:
+    column: Column = (
+        F.expr(expression.column) if isinstance(expression.column, str) else expression.column
+    )
     return column.cast(spark_type(kind))
 
 

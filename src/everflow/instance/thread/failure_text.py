@@ -93,7 +93,7 @@ def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
             partition=record.partition,
             offset=record.offset,
             node=record.node,
-            told=about,
+            details=about,
         )
     if failure.kind == "fatal":
         return _FATAL.get(failure.code or "", FatalError)(

@@ -206,7 +206,7 @@ class StalledTasks:
         away = ends.failing_ms() > BROKERS_AWAY_MS
         known, stalled = ends.ends(), self.timeouts.stalled()
         if not (away or stalled or ends.any_silent):
-            return  # with a thousand tasks it is worth not to look at each
+            return  # with a thousand tasks it is worth not to check each
         for task in tasks.values():
             silent = sorted(ends.silent_ms(task.inputs))
             if silent:
@@ -471,13 +471,13 @@ class RetryPolicy:
         elapsed_ms: float,
         now_ms: float,
     ) -> tuple[float, float]:
-        """Returns the rest for more records, and behind it that for the broker (`held_ms`); ms."""
+        """Returns the rest for more records, and behind it that for the broker; ms."""
         for task in progressed:
             self.quarantine.progressed(task)
         self.stalled.committed(result, progressed, tasks, elapsed_ms, now_ms)
         bounds = self.bounds
         rest_ms = self.size.rest_ms(bounds, read, elapsed_ms, progressed)
-        ending_ms = self.size.held_ms if rest_ms else 0.0
+        ending_ms = self.size.ending_rest_ms if rest_ms else 0.0
         self._learn(result, planned.records, read, elapsed_ms, bounds)
         self._forget_failures()
         if self._skipped:

@@ -39,7 +39,7 @@ from everflow.instance.thread.retry_policy import (
 )
 from everflow.instance.thread.worker_processes import trace_and_kill
 from everflow.instance.topics.end_offsets import EndOffsets
-from everflow.logs import moves
+from everflow.logs import rebalance_log
 from everflow.memory import WorkerMemory
 from everflow.metrics import Metrics
 from everflow.protocol.messages import (
@@ -450,7 +450,7 @@ class StreamThread:
         since = self.batch_since_ms = self._counts.began_ms = self.clock.monotonic_ms()
         search = self.retries.search
         if search is not None and (line := search.line(planned, since)):
-            moves.info("Stream thread %d: %s", self.number, line)
+            rebalance_log.info("Stream thread %d: %s", self.number, line)
         try:
             return self._opened_job().run(self._request(batch_id, planned))
         except BatchFailedError as error:
@@ -569,9 +569,9 @@ class StreamThread:
         except RetriableError as error:
             log.warning("Stream thread %d cannot recover its tasks: %s", self.number, error)
             now_ms = self.clock.monotonic_ms()
-            given = self.retries.recovery_failed(error, tasks, self.tasks, fenced, now_ms)
+            returned = self.retries.recovery_failed(error, tasks, self.tasks, fenced, now_ms)
             if fenced:
-                self._give_back(given, error)
+                self._give_back(returned, error)
         return False
 
     def _give_back(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:

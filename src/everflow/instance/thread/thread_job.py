@@ -56,11 +56,11 @@ def pack(
     partitions: Mapping[str, int],
     read_committed: bool,
     ahead_bytes: int,
-    held_bytes: int,
+    retained_bytes: int,
 ) -> PickledObjects:
     """The resident step of a plan, with the program's variables as they are now; no secrets, as
-    Spark serialises it. ``held_bytes``: limit of changed pages (`RetainedPages`). TopologyError."""
-    sink = KafkaSink(handlers.topic, WorkerPorts(held_bytes), layouts)
+    Spark serialises it. ``retained_bytes``: limit of `RetainedPages`. TopologyError."""
+    sink = KafkaSink(handlers.topic, WorkerPorts(retained_bytes), layouts)
     resident = ResidentStep(
         step=TaskStep.of(plan, columns.prepared, LmdbAccess(), sink, handlers=handlers),
         decoder=LogDecoder.of(plan, handlers, partitions),

@@ -76,7 +76,7 @@ class EndOffsets:
         self._grown: dict[TopicPartition, int] = {}
         """Ends that the brokers reported since the last question."""
         self._stop = threading.Event()
-        self._look = threading.Event()
+        self._question_due = threading.Event()
         self._answered = threading.Condition(self._lock)
         self._asked = self._answers = 0
         """Questions so far, and the last one with an answer."""
@@ -97,7 +97,7 @@ class EndOffsets:
         with self._lock:
             self._watched[thread] = (frozenset(partitions), wake)
             self._watch_all()
-        self._look.set()
+        self._question_due.set()
 
     def unwatch(self, thread: int) -> None:
         with self._lock:
@@ -115,7 +115,7 @@ class EndOffsets:
             (self._idle.add if waiting else self._idle.discard)(thread)
             self._answered.notify_all()
         if waiting and first and not self.reports:
-            self._look.set()
+            self._question_due.set()
 
     def ends(self) -> Offsets:
         """The ends as last read; a partition that was never read is missing."""
@@ -129,7 +129,7 @@ class EndOffsets:
             if not self._polls or fresh:
                 return False
             wanted = self._asked + 1
-            self._look.set()
+            self._question_due.set()
             self._answered.wait_for(lambda: self._answers >= wanted, timeout_ms / 1000)
             return True
 
@@ -224,7 +224,7 @@ class EndOffsets:
     def close(self) -> None:
         """End the polling; returns at once."""
         self._stop.set()
-        self._look.set()
+        self._question_due.set()
         with self._answered:
             self._answered.notify_all()
 
@@ -244,8 +244,8 @@ class EndOffsets:
             with self._lock:
                 waiting = bool(self._idle) and not self._live
                 rest_ms = max(BUSY_PERIOD_MS, len(self._all_watched) * LOG_PERIOD_MS)
-            self.clock.wait(self._look, self.period_ms if waiting else rest_ms)
-            self._look.clear()
+            self.clock.wait(self._question_due, self.period_ms if waiting else rest_ms)
+            self._question_due.clear()
 
     def _ask_silent(self) -> None:
         """On a thread of its own, as each question takes a second; it ends with the last answer."""
@@ -288,7 +288,7 @@ class EndOffsets:
 
     def _ask_instead(self) -> None:
         self.reports = self._live = False
-        self._look.set()
+        self._question_due.set()
 
     def _ends_to_follow(self) -> Offsets | None:
         """All ends, once a thread waits and they are known; None at the end."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
 from everflow import metrics as names
-from everflow.logs import LOGGER as MOVES
+from everflow.logs import LOGGER
 from everflow.metrics import Labels
 from everflow.observe.observation import Observation, ObservedTask, lag_of
 
@@ -39,7 +39,7 @@ class EventBook(logging.Handler):
         self._kept = kept
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno < logging.WARNING and record.name != MOVES:
+        if record.levelno < logging.WARNING and record.name != LOGGER:
             return
         about = str(getattr(record, "about", ""))
         events = self._events.setdefault(about, deque(maxlen=self._kept))
@@ -110,7 +110,7 @@ class TrendPoint(NamedTuple):
     rate: float
 
 
-class TimedLook(NamedTuple):
+class TimedSnapshot(NamedTuple):
     """A snapshot, and when: monotonic ms for differences."""
 
     monotonic_ms: float
@@ -133,13 +133,13 @@ class Facts:
     """
 
     now_ms: int
-    before: TimedLook
-    now: TimedLook
+    before: TimedSnapshot
+    now: TimedSnapshot
     spans: Mapping[str, Sequence[RoleSpan]] = field(default_factory=dict)
     trend: Sequence[TrendPoint] = ()
     events: Sequence[Event] = ()
     drain_goal_s: float = 120.0
-    between: Sequence[TimedLook] = ()
+    between: Sequence[TimedSnapshot] = ()
     gone: Sequence[GoneHost] = ()
 
     @property
@@ -148,16 +148,16 @@ class Facts:
 
     @property
     def passed_s(self) -> float:
-        """Between the two looks; 0 of one."""
+        """Between the two snapshots; 0 of one."""
         return max(0.0, self.now.monotonic_ms - self.before.monotonic_ms) / 1000
 
     @property
-    def same_inputs(self) -> TimedLook | None:
+    def same_inputs(self) -> TimedSnapshot | None:
         """The oldest snapshot with a lag of the same partitions as now: the lag of partitions that
         were taken over is no growth. None: only the present one."""
         now = self.seen.lags.keys()
-        looks = (self.before, *self.between)
-        return next((look for look in looks if look.seen.lags.keys() == now), None)
+        snapshots = (self.before, *self.between)
+        return next((snapshot for snapshot in snapshots if snapshot.seen.lags.keys() == now), None)
 
     def growth(self, name: str) -> dict[Labels, float]:
         """Growth per second of this name's counters, by labels; empty of one snapshot only."""
@@ -178,11 +178,11 @@ class Facts:
 
 
 @dataclass(kw_only=True)
-class LookHistory:
+class SnapshotHistory:
     """One caller at a time. ``most_tasks``: of more than these no spans are kept."""
 
     most_tasks: int = 20_000
-    _samples: deque[TimedLook] = field(default_factory=deque)
+    _samples: deque[TimedSnapshot] = field(default_factory=deque)
     _spans: dict[str, deque[RoleSpan]] = field(default_factory=dict)
     _trend: deque[TrendPoint] = field(default_factory=deque)
     _hosts: dict[str, Sequence[str]] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class LookHistory:
 
     def add(self, seen: Observation, monotonic_ms: float, now_ms: int) -> None:
         """Take in a snapshot, some seconds after the one before."""
-        self._samples.append(TimedLook(monotonic_ms, seen))
+        self._samples.append(TimedSnapshot(monotonic_ms, seen))
         while len(self._samples) > 2 and self._samples[1].monotonic_ms <= monotonic_ms - RATE_MS:
             self._samples.popleft()
         self._note_tasks(seen, now_ms)
@@ -219,7 +219,7 @@ class LookHistory:
             del self._spans[task]
 
     def _note_hosts(self, seen: Observation, now_ms: int) -> None:
-        if not seen.hosts:  # the group has told of none
+        if not seen.hosts:  # the group names none
             return
         here = {one.host: one.active for one in seen.hosts}
         for host in self._hosts.keys() - here.keys():
@@ -234,7 +234,7 @@ class LookHistory:
 
     def pair(self, seen: Observation, monotonic_ms: float, now_ms: int) -> Facts:
         """Only this snapshot and those before, for rates: it copies none."""
-        now = TimedLook(monotonic_ms, seen)
+        now = TimedSnapshot(monotonic_ms, seen)
         before, *between = self._samples or (now,)
         return Facts(now_ms=now_ms, before=before, between=between, now=now)
 

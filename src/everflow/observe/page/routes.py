@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from everflow.errors import EverflowError
 from everflow.observe.page.history import Facts
-from everflow.observe.page.peers import Peer, Peers
+from everflow.observe.page.other_instances import OtherInstance, OtherInstances
 from everflow.observe.page.view import page_view
 from everflow.observe.requests import RefusedRequest, allowed, body_of
 
@@ -98,7 +98,7 @@ class CauseLetters:
 
 @dataclass(frozen=True, kw_only=True)
 class LettersFound:
-    """What is in the topic; ``earlier``: offsets before those that were looked at."""
+    """What is in the topic; ``earlier``: offsets before those that were read."""
 
     topic: str
     causes: Sequence[CauseLetters]
@@ -121,7 +121,7 @@ class DeadLetterService(Protocol):
     def topic(self) -> str:
         """Its name."""
 
-    def look(self) -> LettersFound:
+    def by_cause(self) -> LettersFound:
         """Its letters, by cause."""
 
     def replay(self, cause: LetterCause, time_ms: int | None) -> LettersReplayed:
@@ -153,15 +153,15 @@ KEPT = {"Content-Encoding": "gzip", "Cache-Control": "private, max-age=31536000,
 class Page:
     """``facts`` is called on a worker thread, at most every ``every_s`` seconds, while somebody
     reads. ``drawing``: the topology for Mermaid, as `drawing_json` gives it. ``tokens``: each
-    request needs one, if there are any. ``desk``: for dead letters; ``peers``: asks the other
-    instances; None: nobody."""
+    request needs one, if there are any. ``desk``: for dead letters; ``other_instances``: asks
+    them; None: nobody."""
 
     facts: Callable[[], Facts]
     drawing: str
     tokens: Sequence[str] = ()
     every_s: float = 2.0
     desk: DeadLetterService | None = None
-    peers: Peers | None = None
+    other_instances: OtherInstances | None = None
     clock: Callable[[], float] = time.monotonic
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _made: tuple[float, str] | None = None
@@ -191,7 +191,7 @@ class Page:
             Route("/page/drawing", self._guarded(_file(self.drawing, JSON))),
             Route(f"/page/{MERMAID}", self._guarded(mermaid)),
             Route("/page/view", self._guarded(view)),
-            Route("/page/letters", self._guarded(_asked(self._look))),
+            Route("/page/letters", self._guarded(_asked(self._letters))),
             Route("/page/replay", self._guarded(_asked(self._replay)), methods=["POST"]),
         ]
 
@@ -215,7 +215,7 @@ class Page:
             if self._made is None or self.clock() - self._made[0] >= self.every_s:
                 try:
                     text = self._json()
-                except Exception as error:  # the next look may succeed
+                except Exception as error:  # the next reading may succeed
                     log.debug("The dashboard's view failed", exc_info=True)
                     kind = type(error).__name__
                     text = json.dumps({"error": f"{kind}: the instance's log says more"})
@@ -224,9 +224,9 @@ class Page:
 
     def _json(self) -> str:
         facts, own = self.facts(), ""
-        others: Sequence[Peer] = ()
-        if self.peers is not None:
-            own, others = self.peers.own(), self.peers.look(facts.seen.hosts)
+        others: Sequence[OtherInstance] = ()
+        if self.other_instances is not None:
+            own, others = self.other_instances.own(), self.other_instances.states(facts.seen.hosts)
         view = {**page_view(facts, others, own), "desk": self._offer()}
         return json.dumps(view, default=float, allow_nan=False)
 
@@ -237,11 +237,11 @@ class Page:
             return {"topic": "", "why": NO_TOPIC if self.desk is None else NO_TOKEN}
         return {"topic": self.desk.topic, "why": ""}
 
-    async def _look(self, _: Request) -> dict[str, Any]:
+    async def _letters(self, _: Request) -> dict[str, Any]:
         """For a GET. Raises RefusedRequest, EverflowError."""
         desk = self._open()
         if self._seen is None or self.clock() - self._seen[0] >= FRESH_S:
-            found = await self._alone(desk.look)
+            found = await self._alone(desk.by_cause)
             causes = [{**asdict(one), **one.cause._asdict()} for one in found.causes]
             for one in causes:
                 del one["cause"]

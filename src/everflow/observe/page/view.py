@@ -1,6 +1,6 @@
 """The dashboard as plain values: each panel answers one question of an operator. Pure.
 
-First the verdict, the first that holds: an instance that has failed is not also behind.
+First the health status, the first that applies: an instance that has failed is not also behind.
 
 Texts are users' data, never markup. A panel has the worst rows, and the number of the others.
 """
@@ -21,7 +21,7 @@ from everflow.observe.observation import (
     ENDING,
     Observation,
     ObservedTask,
-    held_back,
+    blocked_partitions,
     identity_of,
     keys_elsewhere,
     lag_of,
@@ -42,17 +42,17 @@ from everflow.observe.page.history import (
     TrendPoint,
     kind_of,
 )
-from everflow.observe.page.peers import Peer
+from everflow.observe.page.other_instances import OtherInstance
 
 GOOD, BUSY, BAD = "good", "busy", "bad"
 IN_FLIGHT_S = 2.0
 """Records that arrived within this time are being processed; they do not wait."""
 SILENT_S = 5.0
-HELD_S = 60.0
-"""A transaction that holds readers back for longer is a fault: so long is producers' time-out."""
+BLOCKED_S = 60.0
+"""A transaction that blocks readers for longer is a fault: so long is producers' time-out."""
 
 
-class VerdictLine(NamedTuple):
+class HealthLine(NamedTuple):
     """``drain_s``: until nothing waits any more; None: not known, or never at this rate."""
 
     tone: str
@@ -84,36 +84,36 @@ class Backlog(NamedTuple):
         )
 
 
-def verdict(facts: Facts) -> VerdictLine:
+def health(facts: Facts) -> HealthLine:
     blocked = hindered(facts.seen)
     if blocked is not None:
         return blocked
-    return held_up(facts.seen) or backlog(Backlog.of(facts), facts.drain_goal_s)
+    return blocked_by_transaction(facts.seen) or backlog(Backlog.of(facts), facts.drain_goal_s)
 
 
-def hindered(seen: Observation) -> VerdictLine | None:
+def hindered(seen: Observation) -> HealthLine | None:
     """The status in place of the lag; None: it processes."""
     if seen.state in DEAD:
         reason = f": {seen.error.splitlines()[0]}" if seen.error else ""
-        return VerdictLine(BAD, f"It has stopped ({seen.state}){reason}")
+        return HealthLine(BAD, f"It has stopped ({seen.state}){reason}")
     if seen.state in ENDING:
-        return VerdictLine(BUSY, f"It ends: {counted(len(seen.tasks), 'task')} still here")
+        return HealthLine(BUSY, f"It ends: {counted(len(seen.tasks), 'task')} still here")
     if away := brokers_away(seen.silent_s):
-        return VerdictLine(BAD, f"{away}: lag and ends are as they were then")
+        return HealthLine(BAD, f"{away}: lag and ends are as they were then")
     troubled = [task for task in seen.tasks if task.trouble]
     if troubled:
         first = troubled[0]
         more = f", and {len(troubled) - 1:,} more" if len(troubled) > 1 else ""
-        return VerdictLine(BAD, f"Task {first.task} does not get on{more}: {first.trouble}")
+        return HealthLine(BAD, f"Task {first.task} does not get on{more}: {first.trouble}")
     dead = [str(thread.number) for thread in seen.threads if not thread.alive]
     if dead and seen.state == "RUNNING":
-        return VerdictLine(BAD, f"Stream threads that ended: {', '.join(dead)}")
+        return HealthLine(BAD, f"Stream threads that ended: {', '.join(dead)}")
     if seen.restoring:
         return _restoring(seen)
     if not seen.threads:
-        return VerdictLine(BUSY, "It starts")
+        return HealthLine(BUSY, "It starts")
     if seen.state != "RUNNING" and seen.preparing:
-        return VerdictLine(BUSY, f"It {seen.preparing}")
+        return HealthLine(BUSY, f"It {seen.preparing}")
     if not seen.active:
         return _without_tasks(seen)
     return None
@@ -124,7 +124,7 @@ def brokers_away(silent_s: float) -> str:
     return f"The brokers have not answered for {duration(silent_s)}" if away else ""
 
 
-def _restoring(seen: Observation) -> VerdictLine:
+def _restoring(seen: Observation) -> HealthLine:
     left = [task.lag for task in seen.restoring if task.lag is not None]
     text = f"It restores {counted(len(seen.restoring), 'task')}"
     if left:
@@ -133,52 +133,52 @@ def _restoring(seen: Observation) -> VerdictLine:
     known = [seconds for seconds in times if seconds is not None]
     if known and len(known) == len(times):
         text += f", {duration(max(known))} at the present rate"
-    return VerdictLine(BUSY, text)
+    return HealthLine(BUSY, text)
 
 
-def _without_tasks(seen: Observation) -> VerdictLine:
+def _without_tasks(seen: Observation) -> HealthLine:
     if seen.members is None and seen.state != "RUNNING":
-        return VerdictLine(BUSY, "It joins its group")
+        return HealthLine(BUSY, "It joins its group")
     copies = sum(task.role in ("standby", "warm-up") for task in seen.tasks)
     kept = f", and keeps {copies:,} copies of others' state" if copies else ""
-    return VerdictLine(GOOD, f"It has no active task{kept}")
+    return HealthLine(GOOD, f"It has no active task{kept}")
 
 
-def held_up(seen: Observation) -> VerdictLine | None:
+def blocked_by_transaction(seen: Observation) -> HealthLine | None:
     """A transaction that stays open: its records, and all behind them, are no lag yet."""
-    held = [row for row in held_back(seen) if row["held_s"] >= HELD_S]
-    if not held:
+    blocked = [row for row in blocked_partitions(seen) if row["held_s"] >= BLOCKED_S]
+    if not blocked:
         return None
-    worst, others = held[0], len(held) - 1
+    worst, others = blocked[0], len(blocked) - 1
     more = f", and {others:,} more partitions" if others else ""
-    return VerdictLine(
+    return HealthLine(
         BAD,
         f"Somebody's open transaction has held back {worst['topic']}-{worst['partition']} for "
         f"{duration(worst['held_s'])}: {worst['records']:,} records{more}",
     )
 
 
-def backlog(waiting: Backlog, goal_s: float) -> VerdictLine:
+def backlog(waiting: Backlog, goal_s: float) -> HealthLine:
     """Keeping up, or the time to catch up; ``goal_s``: in which a backlog should be worked off."""
     lag, rate, shrinks = waiting
     if lag is None:
-        return VerdictLine(BUSY, "How much waits is not known yet")
+        return HealthLine(BUSY, "How much waits is not known yet")
     if lag <= rate * IN_FLIGHT_S:
-        return VerdictLine(GOOD, f"It keeps up: {rate:,.0f} records/s", 0.0)
+        return HealthLine(GOOD, f"It keeps up: {rate:,.0f} records/s", 0.0)
     waits = f"{lag:,.0f} records wait"
     if shrinks is None:
-        return VerdictLine(BUSY, waits)
+        return HealthLine(BUSY, waits)
     if shrinks > 0:
         drain_s = lag / shrinks
         text = f"{waits}: drained in {duration(drain_s)} at the present rate"
         late = drain_s > goal_s
         if late:
             text += f", later than the goal of {duration(goal_s)}"
-        return VerdictLine(BAD if late else BUSY, text, drain_s)
+        return HealthLine(BAD if late else BUSY, text, drain_s)
     if shrinks < 0:
-        return VerdictLine(BAD, f"It falls behind: {waits}, {-shrinks:,.0f} more each second")
+        return HealthLine(BAD, f"It falls behind: {waits}, {-shrinks:,.0f} more each second")
     idle = " and nothing is processed" if rate == 0 else ""
-    return VerdictLine(BAD, f"{waits}, as many as before{idle}")
+    return HealthLine(BAD, f"{waits}, as many as before{idle}")
 
 
 def duration(seconds: float) -> str:
@@ -192,7 +192,7 @@ def duration(seconds: float) -> str:
 
 
 class _Begin(NamedTuple):
-    """The oldest look at which a task processed: its lag then, and records since the start."""
+    """The oldest snapshot in which a task processed: its lag then, and records since the start."""
 
     at_ms: float
     lag: int | None
@@ -200,7 +200,7 @@ class _Begin(NamedTuple):
 
 
 def with_rates(facts: Facts) -> list[ObservedTask]:
-    """The tasks, with records/s since an earlier look, and the time left if their lag shrinks."""
+    """The tasks, with records/s since an earlier snapshot, and the time left if the lag shrinks."""
     if facts.passed_s <= 0:
         return list(facts.seen.tasks)
     begins, processed = _begins(facts), _processed(facts.seen)
@@ -222,14 +222,14 @@ def with_rates(facts: Facts) -> list[ObservedTask]:
 def _begins(facts: Facts) -> Mapping[str, _Begin]:
     found: dict[str, _Begin] = {}
     left = {task.task for task in facts.seen.tasks if _processes(task)}
-    for look in (facts.before, *facts.between):
-        if not left or look.monotonic_ms >= facts.now.monotonic_ms:
+    for snapshot in (facts.before, *facts.between):
+        if not left or snapshot.monotonic_ms >= facts.now.monotonic_ms:
             break
-        there = [task for task in look.seen.tasks if task.task in left and _processes(task)]
-        processed = _processed(look.seen) if there else {}
+        there = [task for task in snapshot.seen.tasks if task.task in left and _processes(task)]
+        processed = _processed(snapshot.seen) if there else {}
         for task in there:
             done = processed.get(task.task, 0.0)
-            found[task.task] = _Begin(look.monotonic_ms, task.lag, done)
+            found[task.task] = _Begin(snapshot.monotonic_ms, task.lag, done)
         left -= found.keys()
     return found
 
@@ -264,46 +264,46 @@ GONE = "gone"
 """In place of the state of who has left."""
 
 
-def application_verdict(facts: Facts, peers: Sequence[Peer], own: str) -> VerdictLine:
+def application_health(facts: Facts, others: Sequence[OtherInstance], own: str) -> HealthLine:
     """The status of all that answer: the first trouble of any of them; else the lag of all."""
-    if not peers:
-        return verdict(facts)
+    if not others:
+        return health(facts)
     lines = [(own or HERE, hindered(facts.seen))]
-    lines += [(peer.host, _trouble(peer)) for peer in peers]
+    lines += [(other.host, _trouble(other)) for other in others]
     said = [(host, line) for host, line in lines if line is not None]
     for host, line in said:
         if line.tone == BAD:
             return line._replace(text=f"{host}: {line.text}")
-    told = [peer.facts for peer in peers if peer.facts is not None]
-    waiting = reduce(Backlog.also, map(Backlog.of, told), Backlog.of(facts))
-    whole = held_up(facts.seen) or backlog(waiting, facts.drain_goal_s)
+    answered = [other.facts for other in others if other.facts is not None]
+    waiting = reduce(Backlog.also, map(Backlog.of, answered), Backlog.of(facts))
+    whole = blocked_by_transaction(facts.seen) or backlog(waiting, facts.drain_goal_s)
     busy = next(((host, line) for host, line in said if line.tone == BUSY), None)
     if busy is not None and whole.tone != BAD:
         return busy[1]._replace(text=f"{busy[0]}: {busy[1].text}")
-    if len(told) < len(peers):
-        some = f"{len(told) + 1} of {len(peers) + 1} instances answer"
+    if len(answered) < len(others):
+        some = f"{len(answered) + 1} of {len(others) + 1} instances answer"
         return whole._replace(text=f"{whole.text} ({some})")
     return whole
 
 
-def _trouble(peer: Peer) -> VerdictLine | None:
-    if peer.facts is None:
+def _trouble(other: OtherInstance) -> HealthLine | None:
+    if other.facts is None:
         return None
-    if peer.silent_s < AWAY_S:
-        return hindered(peer.facts.seen)
-    age = duration(peer.age_s)
-    return VerdictLine(BAD, f"It does not answer ({peer.error}): what is known is {age} old")
+    if other.silent_s < AWAY_S:
+        return hindered(other.facts.seen)
+    age = duration(other.age_s)
+    return HealthLine(BAD, f"It does not answer ({other.error}): what is known is {age} old")
 
 
-def instances(facts: Facts, peers: Sequence[Peer], own: str) -> View:
+def instances(facts: Facts, others: Sequence[OtherInstance], own: str) -> View:
     """A row for each instance, this one first, those that left last; sums over those ``here``."""
-    rows = [_row(own or HERE, facts), *(_peer_row(peer) for peer in peers)]
+    rows = [_row(own or HERE, facts), *(_other_row(other) for other in others)]
     rows[0]["own"] = True
-    told = [row for row in rows if row["lag"] is not None]
+    known = [row for row in rows if row["lag"] is not None]
     return {
         "rows": [*rows, *(_gone_row(one, facts) for one in facts.gone)],
         "here": len(rows),
-        "lag": sum(row["lag"] for row in told) if told else None,
+        "lag": sum(row["lag"] for row in known) if known else None,
         "rate": sum(row["rate"] or 0.0 for row in rows),
         "told": sum(row["state"] is not None for row in rows),
     }
@@ -318,7 +318,7 @@ def _row(host: str, facts: Facts) -> View:
         "state": seen.state,
         "state_reason": state_reason(seen),
         "program": " ".join((seen.version, seen.topology)).strip(),
-        "said": verdict(facts)._asdict(),
+        "said": health(facts)._asdict(),
         "ready": processes.ok,
         "lag": waiting.lag,
         "rate": waiting.rate,
@@ -338,10 +338,10 @@ _UNKNOWN: View = {
 }
 
 
-def _peer_row(peer: Peer) -> View:
-    if peer.facts is None:
-        return {**_UNKNOWN, "host": peer.host, "said": None, "age_s": None, "error": peer.error}
-    return {**_row(peer.host, peer.facts), "age_s": peer.age_s, "error": peer.error}
+def _other_row(other: OtherInstance) -> View:
+    if other.facts is None:
+        return {**_UNKNOWN, "host": other.host, "said": None, "age_s": None, "error": other.error}
+    return {**_row(other.host, other.facts), "age_s": other.age_s, "error": other.error}
 
 
 def _gone_row(gone: GoneHost, facts: Facts) -> View:
@@ -357,31 +357,35 @@ def _gone_row(gone: GoneHost, facts: Facts) -> View:
     text += counted(number, "active task") if number else "no active task"
     if parts:
         text += f": {', '.join(parts)}"
-    said = VerdictLine(BAD if nowhere else BUSY, text)._asdict()
+    said = HealthLine(BAD if nowhere else BUSY, text)._asdict()
     return {**_UNKNOWN, "host": gone.host, "state": GONE, "said": said, "age_s": age_s}
 
 
-def copies(facts: Facts, peers: Sequence[Peer], own: str) -> Iterator[tuple[str, ObservedTask]]:
-    """Each copy of a task that somebody tells of, with its host: the matrix."""
+def copies(
+    facts: Facts, others: Sequence[OtherInstance], own: str
+) -> Iterator[tuple[str, ObservedTask]]:
+    """Each copy of a task that an instance reports, with its host: the matrix."""
     yield from ((own, task) for task in facts.seen.tasks)
-    for peer in peers:
-        yield from ((peer.host, task) for task in _tasks_of(peer))
+    for other in others:
+        yield from ((other.host, task) for task in _tasks_of(other))
 
 
-def _tasks_of(peer: Peer) -> Sequence[ObservedTask]:
-    return () if peer.facts is None else peer.facts.seen.tasks
+def _tasks_of(other: OtherInstance) -> Sequence[ObservedTask]:
+    return () if other.facts is None else other.facts.seen.tasks
 
 
-def elsewhere(facts: Facts, peers: Sequence[Peer]) -> list[tuple[Peer, ObservedTask]]:
+def elsewhere(
+    facts: Facts, others: Sequence[OtherInstance]
+) -> list[tuple[OtherInstance, ObservedTask]]:
     """Tasks of which this instance has no copy, each as its active copy is, where one is known."""
     here = {task.task for task in facts.seen.tasks}
-    found: dict[str, tuple[Peer, ObservedTask]] = {}
-    for peer in peers:
-        for task in _tasks_of(peer):
+    found: dict[str, tuple[OtherInstance, ObservedTask]] = {}
+    for other in others:
+        for task in _tasks_of(other):
             if task.task in here:
                 continue
             if task.task not in found or kind_of(task) == ACTIVE:
-                found[task.task] = (peer, task)
+                found[task.task] = (other, task)
     return list(found.values())
 
 
@@ -390,11 +394,11 @@ MOST_POINTS = 240
 ORDER = (PARKED, RESTORING, STARTING, LEAVING, "warm-up", ACTIVE, "standby", "global")
 
 
-def page_view(facts: Facts, peers: Sequence[Peer] = (), own: str = "") -> View:
-    """All panels, for JSON. ``peers``: the other instances; ``own``: this one's address."""
+def page_view(facts: Facts, others: Sequence[OtherInstance] = (), own: str = "") -> View:
+    """All panels, for JSON. ``others``: the other instances; ``own``: this one's address."""
     return {
-        "verdict": application_verdict(facts, peers, own)._asdict(),
-        "instances": instances(facts, peers, own),
+        "verdict": application_health(facts, others, own)._asdict(),
+        "instances": instances(facts, others, own),
         "instance": {
             **identity_of(facts.seen),
             "rate": facts.total_growth(names.RECORDS_CONSUMED),
@@ -404,9 +408,9 @@ def page_view(facts: Facts, peers: Sequence[Peer] = (), own: str = "") -> View:
         },
         "trend": _trend(facts),
         "topology": _topology(facts),
-        "tasks": _tasks(facts, peers),
-        "hosts": _hosts(facts, peers, own),
-        "lags": _lags(facts, peers),
+        "tasks": _tasks(facts, others),
+        "hosts": _hosts(facts, others, own),
+        "lags": _lags(facts, others),
         "threads": _threads(facts),
         "assignment": _events(facts.events, "assignment"),
         "stores": _stores(facts),
@@ -461,12 +465,12 @@ def _topology(facts: Facts) -> View:
     }
 
 
-def _tasks(facts: Facts, peers: Sequence[Peer]) -> View:
-    """The worst first; what each was over the last hour, as long as it was looked at."""
+def _tasks(facts: Facts, others: Sequence[OtherInstance]) -> View:
+    """The worst first; what each was over the last hour, as long as it was observed."""
     here = [(facts, "", task) for task in facts.seen.tasks]
-    there = [(peer.facts or facts, peer.host, task) for peer, task in elsewhere(facts, peers)]
+    there = [(other.facts or facts, other.host, task) for other, task in elsewhere(facts, others)]
     ranked = sorted([*here, *there], key=lambda one: _badness(one[2]))
-    counts = Counter(kind_of(task) for _, task in copies(facts, peers, ""))
+    counts = Counter(kind_of(task) for _, task in copies(facts, others, ""))
     begin = facts.now_ms - TREND_MS
     return {
         "counts": {kind: counts[kind] for kind in ORDER if counts[kind]},
@@ -505,8 +509,8 @@ def _task_row(task: ObservedTask, facts: Facts) -> View:
     }
 
 
-def _hosts(facts: Facts, peers: Sequence[Peer], own: str) -> View:
-    """As of the last rebalance; and what those say now that tell."""
+def _hosts(facts: Facts, others: Sequence[OtherInstance], own: str) -> View:
+    """As of the last rebalance; and what those report now that answer."""
     seen = facts.seen
     rows = [asdict(host) for host in sorted(seen.hosts, key=lambda one: one.host)]
     for row in rows:
@@ -516,8 +520,8 @@ def _hosts(facts: Facts, peers: Sequence[Peer], own: str) -> View:
         for role, ids in (("standby", host.standby), ("active", host.active)):
             for task in ids:
                 tasks[task][host.host] = role
-    if peers:
-        for name, copy in copies(facts, peers, own):
+    if others:
+        for name, copy in copies(facts, others, own):
             done = _percent(copy) if kind_of(copy) in (RESTORING, "warm-up") else None
             tasks[copy.task][name] = kind_of(copy) + (f" {done} %" if done is not None else "")
     return {
@@ -527,10 +531,10 @@ def _hosts(facts: Facts, peers: Sequence[Peer], own: str) -> View:
     }
 
 
-def _lags(facts: Facts, peers: Sequence[Peer]) -> View:
-    """By partition; of a task that is being moved, the state that is furthest."""
+def _lags(facts: Facts, others: Sequence[OtherInstance]) -> View:
+    """By partition; of a task that is being migrated, the state that is furthest."""
     rows: dict[tuple[str, int], View] = {}
-    for host, of in [("", facts), *((peer.host, peer.facts) for peer in peers)]:
+    for host, of in [("", facts), *((other.host, other.facts) for other in others)]:
         for (topic, partition), lag in {} if of is None else of.seen.lags.items():
             old = rows.get((topic, partition))
             if of is None or (old is not None and old["lag"] >= lag):
@@ -560,8 +564,8 @@ def _threads(facts: Facts) -> View:
     for thread in facts.seen.threads:
         number = str(thread.number)
         seen = latency.get((number,))
-        told = sum(phases[number].values())
-        scale = min(1.0, thread.busy / told) if told > 0 else 0.0
+        in_phases = sum(phases[number].values())
+        scale = min(1.0, thread.busy / in_phases) if in_phases > 0 else 0.0
         rows.append(
             {
                 **asdict(thread),

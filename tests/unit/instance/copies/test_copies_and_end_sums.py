@@ -16,7 +16,7 @@ from everflow.instance.copies.known_copies import (
     IdleTasks,
     Settled,
     StateCleaner,
-    StateKeeper,
+    StateMaintenance,
 )
 from everflow.instance.copies.state_updater import FollowedTask
 from everflow.instance.restore.restoration import PreparedStore, prepare_store
@@ -473,7 +473,7 @@ def test_the_keeper_frees_the_disk_space_of_this_life_and_of_an_earlier_one(
     (removed / "0_5-killed-meanwhile").mkdir(parents=True)
     cleaned.leave_copy(A)
     cleaned.cleaner = cleaned.new_cleaner(0.0)
-    keeper = StateKeeper(
+    keeper = StateMaintenance(
         Freshness(list, lambda task, epoch: False, lambda: 0),
         cleaned.cleaner,
         cleaned.directory.sweep,
@@ -494,7 +494,7 @@ def test_the_running_stores_are_looked_at_now_and_then(cleaned: CleanerWorld) ->
             looks.append(cleaned.clock.monotonic_ms())
 
     freshness = Counted(list, lambda task, epoch: False, lambda: 0)
-    keeper = StateKeeper(freshness, cleaned.cleaner, cleaned.directory.sweep, cleaned.clock)
+    keeper = StateMaintenance(freshness, cleaned.cleaner, cleaned.directory.sweep, cleaned.clock)
     for _ in range(600):
         cleaned.clock.advance(100)
         keeper.turn()
@@ -511,7 +511,7 @@ def test_the_loop_does_not_wait_for_an_apply_that_hangs(cleaned: CleanerWorld) -
             noting.set()
             assert released.wait(30)
 
-    keeper = StateKeeper(
+    keeper = StateMaintenance(
         Hanging(list, lambda task, epoch: False, lambda: heartbeats[0]),
         cleaned.cleaner,
         cleaned.directory.sweep,

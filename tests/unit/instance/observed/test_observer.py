@@ -24,17 +24,17 @@ from everflow.instance.observer import (
     BusyShares,
     Observer,
     Standing,
-    peers_of,
+    other_instances_of,
     standing,
     subject_of,
 )
 from everflow.instance.tasks.task import TaskRole, TaskState
 from everflow.kafka.admin import TransactionState
-from everflow.logs import moves
+from everflow.logs import rebalance_log
 from everflow.metrics import LEFT_OUT, Metrics
 from everflow.observe.desired_instances import ScalingRules
 from everflow.observe.observation import Observation
-from everflow.observe.page.peers import StatusClient
+from everflow.observe.page.other_instances import StatusClient
 from everflow.observe.page.view import page_view
 from everflow.records import TaskId, TopicPartition
 from everflow.topology.store_layouts import fingerprint
@@ -144,14 +144,14 @@ def test_it_says_what_is_left_of_the_disk(observer: Observer, tmp_path: Path) ->
 
 
 def test_lines_are_kept_while_it_runs(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "level", logging.INFO)
-    moves.manager._clear_cache()  # type: ignore[attr-defined]
-    moves.info("before")
+    monkeypatch.setattr(rebalance_log, "level", logging.INFO)
+    rebalance_log.manager._clear_cache()  # type: ignore[attr-defined]
+    rebalance_log.info("before")
     observer.start()
-    moves.info("meanwhile")
+    rebalance_log.info("meanwhile")
     observer.stop()
-    moves.info("after")
-    moves.manager._clear_cache()  # type: ignore[attr-defined]
+    rebalance_log.info("after")
+    rebalance_log.manager._clear_cache()  # type: ignore[attr-defined]
     assert [event.text for event in observer.facts().events] == ["meanwhile"]
 
 
@@ -266,14 +266,14 @@ def test_the_last_answer_holds(known: BrokerFacts, brokers: Brokers, clock: Manu
         known.ask()
     now_ms = clock.monotonic_ms()
     assert known.age_s(now_ms) == 30.0
-    assert known.held_back()["a", 0] == (6, 4, 8.0), "it may have moved since"
+    assert known.stable_lags()["a", 0] == (6, 4, 8.0), "it may have moved since"
 
 
 def test_brokers_that_do_not_tell_states_tell_offsets(known: BrokerFacts, brokers: Brokers) -> None:
     brokers.refuses = 1
     with pytest.raises(RetriableError):
         known.ask()
-    assert known.held_back()["a", 0].records == 6
+    assert known.stable_lags()["a", 0].records == 6
     assert known.age_s(5_000) == 0.0
 
 
@@ -330,7 +330,9 @@ def test_what_is_older_than_half_a_minute_is_forgotten() -> None:
 
 def asks(**settings: Any) -> StatusClient:
     config = StreamsConfig(application_id="orders", bootstrap_servers="b:1", **settings)
-    found = peers_of(config, settings.pop("tokens", ["first", "second"]), lambda: "a:1").ask
+    found = other_instances_of(
+        config, settings.pop("tokens", ["first", "second"]), lambda: "a:1"
+    ).ask
     assert isinstance(found, StatusClient)
     return found
 

@@ -470,7 +470,7 @@ def test_what_a_thread_gives_back_is_recovered_by_itself(world: World) -> None:
     thread = next(thread for thread in world.threads if B in thread.tasks)
     task = thread.tasks.pop(B)
     task.to(TaskState.RESTORING)
-    world.manager.given_back([task], RetriableError("no answer in time"))
+    world.manager.recovery_failed([task], RetriableError("no answer in time"))
     assert not world.manager.all_running()
     assert world.held() == {A}
     world.settle()
@@ -486,7 +486,7 @@ def test_what_a_thread_gives_back_while_it_is_asked_for_it_is_given_up(world: Wo
     world.manager.revoked([B])
     task = thread.tasks.pop(B)
     task.to(TaskState.RESTORING)
-    world.manager.given_back([task], RetriableError("no answer in time"))
+    world.manager.recovery_failed([task], RetriableError("no answer in time"))
     world.finish()
     assert world.released == 1
     assert world.held() == {A}

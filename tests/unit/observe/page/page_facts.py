@@ -7,7 +7,7 @@ from typing import Any
 from everflow import metrics as names
 from everflow.metrics import Labels
 from everflow.observe.observation import Observation, ObservedHost
-from everflow.observe.page.history import Event, Facts, RoleSpan, TimedLook, TrendPoint
+from everflow.observe.page.history import Event, Facts, RoleSpan, TimedSnapshot, TrendPoint
 from unit.observe.observations import FULL, WHOLE, changed
 
 NOW_MS = 1_790_000_000_000
@@ -32,8 +32,8 @@ def counted(
 
 def facts(seen: Observation, before: Observation | None = None, **values: Any) -> Facts:
     """``before`` is ten seconds older."""
-    now = TimedLook(20_000.0, seen)
-    old = now if before is None else TimedLook(10_000.0, before)
+    now = TimedSnapshot(20_000.0, seen)
+    old = now if before is None else TimedSnapshot(10_000.0, before)
     return Facts(now_ms=NOW_MS, before=old, now=now, **values)
 
 

@@ -27,8 +27,8 @@ from everflow.observe.page.history import (
     TREND_MS,
     Facts,
     GoneHost,
-    LookHistory,
     RoleSpan,
+    SnapshotHistory,
     TrendPoint,
     kind_of,
 )
@@ -38,8 +38,8 @@ from everflow.observe.page.view import (
     GOOD,
     Backlog,
     duration,
+    health,
     page_view,
-    verdict,
     with_rates,
 )
 from unit.observe.observations import ACTIVE, FULL, RESTORING, STANDBY, WARMUP, changed
@@ -60,7 +60,7 @@ def reading(lags: dict[int, int], consumed: float = 0.0, **values: object) -> Ob
 
 def looked(looks: list[Observation], every_s: float = 5.0) -> Facts:
     """A history of them, of which the last is the present."""
-    history = LookHistory()
+    history = SnapshotHistory()
     for number, seen in enumerate(looks[:-1]):
         history.add(seen, number * every_s * 1000, NOW_MS + int(number * every_s * 1000))
     now = (len(looks) - 1) * every_s * 1000
@@ -72,8 +72,8 @@ def test_what_was_taken_over_is_no_growth() -> None:
     calm, more = reading({0: 10_000}), reading({0: 9_000, 1: 113_805})
     taken = looked([calm, calm, more])
     assert Backlog.of(taken).shrinks is None
-    assert verdict(taken).tone == BUSY
-    assert "more each second" not in verdict(taken).text
+    assert health(taken).tone == BUSY
+    assert "more each second" not in health(taken).text
     rows = {row["partition"]: row["growth"] for row in page_view(taken)["lags"]["rows"]}
     assert rows == {0: -100.0, 1: None}
     later = looked([calm, more, reading({0: 8_500, 1: 113_305})])
@@ -85,7 +85,7 @@ def test_what_was_handed_over_is_no_catching_up() -> None:
     assert Backlog.of(looked([both, both, one])).shrinks is None
     found = Backlog.of(looked([both, one, reading({0: 51_000})]))
     assert found.shrinks == -100.0
-    assert verdict(looked([both, one, reading({0: 51_000})])).tone == BAD
+    assert health(looked([both, one, reading({0: 51_000})])).tone == BAD
 
 
 @given(st.lists(st.dictionaries(st.integers(0, 3), st.integers(0, 9)), min_size=2, max_size=8))
@@ -163,7 +163,7 @@ def test_who_comes_back_is_not_gone_and_after_an_hour_it_is_forgotten() -> None:
     both, one = changed(SERENE, hosts=[A, B]), changed(SERENE, hosts=[A])
     assert looked([both, one, both, both]).gone == []
     assert [gone.host for gone in looked([both, one, changed(hosts=[]), one]).gone] == ["b:1"]
-    history = LookHistory()
+    history = SnapshotHistory()
     for at_ms, seen in enumerate([both, one]):
         history.add(seen, at_ms, at_ms)
     history.add(one, TREND_MS + 2, int(TREND_MS) + 2)
@@ -193,7 +193,7 @@ def test_rebalancing_says_what_it_waits_for(values: dict[str, object], why: str)
     assert observation_in(status_of(seen)).state_s == 3.2
     if COLD in seen.threads:
         assert not ready(seen).ok
-        assert verdict(facts(seen)).text.startswith("It prepares the Spark jobs")
+        assert health(facts(seen)).text.startswith("It prepares the Spark jobs")
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_rate_is_the_difference_of_two_looks() -> None:
 
 
 def test_rates_are_of_the_last_half_minute() -> None:
-    history = LookHistory()
+    history = SnapshotHistory()
     for second in range(0, 100, 5):
         history.add(counted(SERENE, consumed=second * 10.0), second * 1000.0, second * 1000)
     found = history.facts(counted(SERENE, consumed=950.0), 95_000.0, 95_000)
@@ -270,7 +270,7 @@ def test_rates_are_of_the_last_half_minute() -> None:
 
 
 def test_a_span_begins_where_a_task_becomes_something_else() -> None:
-    history = LookHistory()
+    history = SnapshotHistory()
     for second, tasks in enumerate(
         [[RESTORING], [RESTORING], [replace(RESTORING, state="RUNNING")], []]
     ):
@@ -282,7 +282,7 @@ def test_a_span_begins_where_a_task_becomes_something_else() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    history = LookHistory(most_tasks=3)
+    history = SnapshotHistory(most_tasks=3)
     for turn in range(3 * SPANS):
         state = "RUNNING" if turn % 2 else "CREATED"
         tasks = [replace(RUNNING, task=f"0_{n}", state=state) for n in range(9)]
@@ -319,26 +319,26 @@ def test_what_is_kept_is_bounded() -> None:
     ],
 )
 def test_what_holds_is_said(values: dict[str, Any], tone: str, text: str) -> None:
-    assert verdict(facts(changed(SERENE, **values)))[:2] == (tone, text)
+    assert health(facts(changed(SERENE, **values)))[:2] == (tone, text)
 
 
 def test_a_task_that_does_not_get_on_is_named_with_its_reason() -> None:
-    said = verdict(facts(changed(SERENE, tasks=[ACTIVE, replace(ACTIVE, task="1_5")])))
+    said = health(facts(changed(SERENE, tasks=[ACTIVE, replace(ACTIVE, task="1_5")])))
     assert said.tone == BAD
     assert said.text == ("Task 1_0 does not get on, and 1 more: ValueError: bad (once in 2 s)")
 
 
 def test_a_restore_says_how_much_and_how_long() -> None:
     well = [replace(task, trouble="") for task in FULL.tasks]
-    said = verdict(facts(changed(FULL, tasks=well)))
+    said = health(facts(changed(FULL, tasks=well)))
     assert said[:2] == (BUSY, "It restores 1 task: 70 records are left, 2 s at the present rate")
     unknown = [replace(task, remaining_s=None, lag=None) for task in well]
-    assert verdict(facts(changed(FULL, tasks=unknown))).text == "It restores 1 task"
+    assert health(facts(changed(FULL, tasks=unknown))).text == "It restores 1 task"
 
 
 def test_what_an_open_transaction_holds_back_is_no_lag_and_is_said() -> None:
     held = {("in", 0): StableLag(1_200, 7, 240.0), ("in", 1): StableLag(3, 9, 61.0)}
-    said = verdict(facts(changed(SERENE, held_back=held)))
+    said = health(facts(changed(SERENE, stable_lags=held)))
     assert said[:2] == (
         BAD,
         "Somebody's open transaction has held back in-0 for 4 min: 1,200 records, and 1 more "
@@ -346,7 +346,7 @@ def test_what_an_open_transaction_holds_back_is_no_lag_and_is_said() -> None:
     )
     for_a_moment = {("in", 0): StableLag(1_200, 7, 5.0)}
     lag = {"counters": {names.LAG: 0.0}}
-    assert verdict(facts(changed(SERENE, held_back=for_a_moment, **lag))).tone == GOOD
+    assert health(facts(changed(SERENE, stable_lags=for_a_moment, **lag))).tone == GOOD
 
 
 @pytest.mark.parametrize(
@@ -385,18 +385,18 @@ def test_the_time_to_drain(
     before: int, now: int, consumed: int, tone: str, text: str, drain_s: float | None
 ) -> None:
     old = counted(SERENE, lag=before, consumed=0)
-    said = verdict(facts(counted(SERENE, lag=now, consumed=consumed), old))
+    said = health(facts(counted(SERENE, lag=now, consumed=consumed), old))
     assert said == (tone, text, drain_s)
 
 
 def test_of_one_look_no_trend_is_told() -> None:
-    said = verdict(facts(counted(SERENE, lag=7)))
+    said = health(facts(counted(SERENE, lag=7)))
     assert said == (BUSY, "7 records wait", None)
 
 
 def test_a_lag_that_was_not_known_before_has_no_trend() -> None:
     old = changed(SERENE, counters={names.RECORDS_CONSUMED: 0.0})
-    assert verdict(facts(counted(SERENE, lag=70), old)).drain_s is None
+    assert health(facts(counted(SERENE, lag=70), old)).drain_s is None
 
 
 def test_durations() -> None:

@@ -24,13 +24,13 @@ from everflow.observe.figures import FIGURES
 from everflow.observe.http_server import HttpServer, application
 from everflow.observe.observation import Observation, ObservedHost, status_of
 from everflow.observe.page.history import Facts
-from everflow.observe.page.peers import (
+from everflow.observe.page.other_instances import (
     EVERY_MS,
     FORGOTTEN_MS,
-    MOST_PEERS,
+    MOST_INSTANCES,
     SHARE,
-    Peers,
-    PeerSilentError,
+    InstanceSilentError,
+    OtherInstances,
     StatusClient,
 )
 from everflow.observe.page.routes import (
@@ -214,7 +214,7 @@ class Desk:
         self.began, self.held = threading.Event(), threading.Event()
         self.held.set()
 
-    def look(self) -> LettersFound:
+    def by_cause(self) -> LettersFound:
         self.looks += 1
         one = CauseLetters(cause=CAUSE, letters=3, open=2, sample=SECRET, late=1)
         return LettersFound(topic=self.topic, causes=[one], earlier=7)
@@ -391,18 +391,18 @@ class Others:
         self.takes_ms = 0.0
         self.clock = ManualClock(1_000_000)
         self.rounds: list[Callable[[], None]] = []
-        self.peers = Peers(self.ask, lambda: OWN, self.clock, self.rounds.append)
+        self.peers = OtherInstances(self.ask, lambda: OWN, self.clock, self.rounds.append)
 
     def ask(self, host: str) -> Observation:
         self.asked.append(host)
         self.clock.advance(self.takes_ms)
         if host in self.away:
-            raise PeerSilentError("no route")
+            raise InstanceSilentError("no route")
         return WHOLE
 
     def round(self, hosts: list[ObservedHost] = HOSTS) -> None:
         """A look, and the round of questions that it began."""
-        self.peers.look(hosts)
+        self.peers.states(hosts)
         for work in self.rounds:
             work()
         self.rounds.clear()
@@ -414,17 +414,17 @@ def others() -> Others:
 
 
 def test_a_look_waits_for_nobody_and_the_own_instance_is_not_asked(others: Others) -> None:
-    assert [(peer.host, peer.facts) for peer in others.peers.look(HOSTS)] == [
+    assert [(peer.host, peer.facts) for peer in others.peers.states(HOSTS)] == [
         ("b:1", None),
         ("c:1", None),
     ]
     assert others.asked == []
     assert len(others.rounds) == 1
-    others.peers.look(HOSTS)
+    others.peers.states(HOSTS)
     assert len(others.rounds) == 1, "one round at a time"
     others.rounds[0]()
     assert sorted(others.asked) == ["b:1", "c:1"]
-    known = others.peers.look(HOSTS)
+    known = others.peers.states(HOSTS)
     assert [peer.facts is not None and peer.facts.seen == WHOLE for peer in known] == [True, True]
 
 
@@ -451,32 +451,32 @@ def test_one_that_is_away_keeps_what_it_said_and_its_age(others: Others) -> None
     for _ in range(2):
         others.clock.advance(20_000)
         others.round()
-    away, there = others.peers.look(HOSTS)
+    away, there = others.peers.states(HOSTS)
     assert (away.error, away.age_s, away.silent_s) == ("no route", 40.0, 20.0)
     assert away.facts is not None
     assert (there.error, there.age_s, there.silent_s) == ("", 0.0, 0.0)
     others.away = set()
     others.clock.advance(20_000)
     others.round()
-    assert others.peers.look(HOSTS)[0][2:] == (0.0, "", 0.0)
+    assert others.peers.states(HOSTS)[0][2:] == (0.0, "", 0.0)
 
 
 def test_one_that_never_answered_has_its_reason_and_no_numbers(others: Others) -> None:
     others.away = {"b:1"}
     others.round()
-    assert others.peers.look(HOSTS)[0][:4] == ("b:1", None, 0.0, "no route")
+    assert others.peers.states(HOSTS)[0][:4] == ("b:1", None, 0.0, "no route")
 
 
 def test_a_defect_does_not_hide_the_rest(others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(others.peers, "ask", lambda host: {}[host])
     others.round()
-    assert [peer.error for peer in others.peers.look(HOSTS)] == ["KeyError", "KeyError"]
+    assert [peer.error for peer in others.peers.states(HOSTS)] == ["KeyError", "KeyError"]
 
 
 def test_so_many_are_asked_and_who_has_left_is_forgotten(others: Others) -> None:
     many = [ObservedHost(host=f"h{number}:1") for number in range(100)]
     others.round(many)
-    assert len(others.asked) == MOST_PEERS
+    assert len(others.asked) == MOST_INSTANCES
     others.clock.advance(FORGOTTEN_MS + 1)
     others.round(HOSTS)
     assert sorted(others.peers._known) == ["b:1", "c:1"]
@@ -555,7 +555,7 @@ def test_its_status_is_read_with_the_token() -> None:
     ],
 )
 def test_what_is_no_answer_has_its_reason(does: Callable[[Any], None], why: str) -> None:
-    with instance(does) as (host, _), pytest.raises(PeerSilentError, match=why):
+    with instance(does) as (host, _), pytest.raises(InstanceSilentError, match=why):
         client(most_bytes=65_536)(host)
 
 
@@ -564,7 +564,7 @@ def test_a_redirection_is_not_followed() -> None:
         instance(says(STATUS)) as (elsewhere, heard),
         instance(says(b"", 307, Location=f"http://{elsewhere}/status")) as (host, _),
     ):
-        with pytest.raises(PeerSilentError, match="307"):
+        with pytest.raises(InstanceSilentError, match="307"):
             client(token="secret")(host)
         assert heard == []
 
@@ -581,14 +581,14 @@ def test_an_answer_that_never_ends_is_ended() -> None:
 
     with instance(drips) as (host, _):
         began_s = time.monotonic()
-        with pytest.raises(PeerSilentError, match=r"more than 0\.3 s"):
+        with pytest.raises(InstanceSilentError, match=r"more than 0\.3 s"):
             client(within_s=0.3)(host)
         assert time.monotonic() - began_s < 60
 
 
 @pytest.mark.parametrize("host", ["", "b", "b:", "b:x", "a@b:1", "b:1/x", "b:99999", "[::1"])
 def test_what_is_no_address_is_not_asked(host: str) -> None:
-    with pytest.raises(PeerSilentError, match=r"host:port"):
+    with pytest.raises(InstanceSilentError, match=r"host:port"):
         client()(host)
 
 
@@ -599,7 +599,7 @@ def test_one_that_says_nothing_is_not_waited_for() -> None:
         went.wait(60)
 
     with instance(waits) as (host, _):
-        with pytest.raises(PeerSilentError, match=r"more than 0\.2 s"):
+        with pytest.raises(InstanceSilentError, match=r"more than 0\.2 s"):
             client(within_s=0.2)(host)
         went.set()
 
@@ -614,6 +614,6 @@ def test_it_is_asked_over_tls_and_only_one_that_is_trusted(tmp_path: Path) -> No
         trusts = ssl.create_default_context(cafile=str(file))
         assert client(token="t", tls=trusts)(host).state == "RUNNING"
         stranger = client(token="t", tls=ssl.create_default_context())
-        with pytest.raises(PeerSilentError, match="certificate"):
+        with pytest.raises(InstanceSilentError, match="certificate"):
             stranger(host)
         assert len(heard) == 1

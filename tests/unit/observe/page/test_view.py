@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from everflow import metrics as names
-from everflow.logs import ABOUT_ASSIGNMENT, moves
+from everflow.logs import ABOUT_ASSIGNMENT, rebalance_log
 from everflow.observe.observation import (
     ObservedHost,
     ObservedStore,
@@ -18,7 +18,7 @@ from everflow.observe.observation import (
     StableLag,
 )
 from everflow.observe.page.history import LONGEST, EventBook, Facts, RoleSpan, TrendPoint
-from everflow.observe.page.peers import Peer
+from everflow.observe.page.other_instances import OtherInstance
 from everflow.observe.page.view import (
     BAD,
     BUSY,
@@ -28,9 +28,9 @@ from everflow.observe.page.view import (
     MOST_POINTS,
     MOST_STORES,
     MOST_TASKS,
-    application_verdict,
+    application_health,
+    health,
     page_view,
-    verdict,
 )
 from unit.observe.observations import STANDBY, changed
 from unit.observe.page.page_facts import NOW_MS, SERENE, SHOWN, counted, facts
@@ -126,7 +126,7 @@ def test_the_worst_lag_is_first_and_says_how_it_grows() -> None:
 
 def test_what_is_held_back_is_bounded_the_worst_first() -> None:
     many = {("in", number): StableLag(number + 1, 0, 1.0) for number in range(MOST_LAGS + 5)}
-    panel = page_view(facts(changed(SERENE, held_back=many)))["transactions"]
+    panel = page_view(facts(changed(SERENE, stable_lags=many)))["transactions"]
     assert panel["more"] == 5
     assert panel["held_back"][0]["records"] == MOST_LAGS + 5
 
@@ -217,36 +217,36 @@ MINE = one(100.0, 200.0, 20.0)
 THEIRS = one(
     900.0, 700.0, 10.0, tasks=[ACTIVE, WARMS, replace(STANDBY, task="1_0")], lags={("in", 7): 900}
 )
-THERE = Peer("b:1", THEIRS)
+THERE = OtherInstance("b:1", THEIRS)
 
 
-def line(*peers: Peer, mine: Facts = MINE) -> tuple[str, str]:
-    return application_verdict(mine, peers, "a:1")[:2]
+def line(*peers: OtherInstance, mine: Facts = MINE) -> tuple[str, str]:
+    return application_health(mine, peers, "a:1")[:2]
 
 
 def test_what_waits_and_how_fast_it_shrinks_is_of_all() -> None:
-    assert verdict(MINE).text == "100 records wait: drained in 10 s at the present rate"
+    assert health(MINE).text == "100 records wait: drained in 10 s at the present rate"
     assert line(THERE) == (BAD, "It falls behind: 1,000 records wait, 10 more each second")
-    keeps_up = Peer("b:1", one(0.0, 0.0, 10.0))
+    keeps_up = OtherInstance("b:1", one(0.0, 0.0, 10.0))
     assert line(keeps_up, mine=one(0.0, 0.0, 20.0)) == (GOOD, "It keeps up: 3 records/s")
 
 
 def test_who_has_failed_is_named() -> None:
-    broken = Peer("b:1", one(0.0, 0.0, 1.0, state="ERROR", error="[EF-X] gone"))
+    broken = OtherInstance("b:1", one(0.0, 0.0, 1.0, state="ERROR", error="[EF-X] gone"))
     assert line(broken) == (BAD, "b:1: It has stopped (ERROR): [EF-X] gone")
     mine = one(0.0, 0.0, 1.0, tasks=[replace(ACTIVE, trouble="bad")])
     assert line(broken, mine=mine) == (BAD, "a:1: Task 2_0 does not get on: bad")
 
 
 def test_one_that_told_and_is_away_is_named_with_the_age_of_what_is_known() -> None:
-    away = Peer("b:1", THEIRS, 130.0, "timed out", 125.0)
+    away = OtherInstance("b:1", THEIRS, 130.0, "timed out", 125.0)
     assert line(away) == (BAD, "b:1: It does not answer (timed out): what is known is 2 min old")
     a_moment = away._replace(silent_s=3.0)
     assert line(a_moment) == line(THERE)
 
 
 def test_one_that_never_told_is_left_out_of_the_sum_which_says_so() -> None:
-    silent = Peer("c:1", None, 0.0, "it has no http.listen", 500.0)
+    silent = OtherInstance("c:1", None, 0.0, "it has no http.listen", 500.0)
     assert line(silent) == (
         BUSY,
         "100 records wait: drained in 10 s at the present rate (1 of 2 instances answer)",
@@ -255,13 +255,13 @@ def test_one_that_never_told_is_left_out_of_the_sum_which_says_so() -> None:
 
 def test_a_restore_elsewhere_is_said_unless_records_pile_up() -> None:
     restores = [replace(ACTIVE, state="RESTORING", lag=500)]
-    there = Peer("b:1", one(0.0, 0.0, 1.0, tasks=restores))
+    there = OtherInstance("b:1", one(0.0, 0.0, 1.0, tasks=restores))
     assert line(there) == (BUSY, "b:1: It restores 1 task: 500 records are left")
     behind = one(5_000.0, 100.0, 1.0)
     assert line(there, mine=behind)[1].startswith("It falls behind: 5,000")
 
 
-ALL_INSTANCES = page_view(MINE, [THERE, Peer("c:1", None, 0.0, "refused", 1.0)], "a:1")
+ALL_INSTANCES = page_view(MINE, [THERE, OtherInstance("c:1", None, 0.0, "refused", 1.0)], "a:1")
 
 
 def test_each_instance_has_a_row_and_all_have_a_sum() -> None:
@@ -294,7 +294,7 @@ def test_lag_by_partition_is_of_all_the_worst_first() -> None:
 
 
 def test_a_partition_that_moves_is_counted_once() -> None:
-    both = Peer("b:1", one(900.0, 700.0, 10.0, lags={("in", 0): 5}))
+    both = OtherInstance("b:1", one(900.0, 700.0, 10.0, lags={("in", 0): 5}))
     rows = page_view(MINE, [both], "a:1")["lags"]["rows"]
     assert [(row["partition"], row["lag"], row["host"]) for row in rows] == [(0, 5, "b:1")]
 
@@ -302,7 +302,7 @@ def test_a_partition_that_moves_is_counted_once() -> None:
 @pytest.mark.parametrize("number", [30, 0])
 def test_a_page_that_knows_many_instances_stays_bounded(number: int) -> None:
     tasks = [replace(ACTIVE, task=f"3_{n}") for n in range(2_000)]
-    many = [Peer(f"h{n}:1", one(1.0, 1.0, 1.0, tasks=tasks)) for n in range(number)]
+    many = [OtherInstance(f"h{n}:1", one(1.0, 1.0, 1.0, tasks=tasks)) for n in range(number)]
     text = json.dumps(page_view(MINE, many, "a:1"))
     assert len(text) < 200_000
 
@@ -322,10 +322,10 @@ def book(monkeypatch: pytest.MonkeyPatch) -> Iterator[EventBook]:
 
 
 def test_what_people_are_told_is_kept(book: EventBook) -> None:
-    moves.info("REBALANCING -> %s", "RUNNING")
+    rebalance_log.info("REBALANCING -> %s", "RUNNING")
     log.info("a detail")
     log.warning("a broker is slow")
-    moves.info("Assigned 1 task", extra=ABOUT_ASSIGNMENT)
+    rebalance_log.info("Assigned 1 task", extra=ABOUT_ASSIGNMENT)
     found = book.events()
     assert [(event.level, event.about, event.text) for event in found] == [
         ("INFO", "", "REBALANCING -> RUNNING"),
@@ -342,7 +342,7 @@ def test_a_line_that_repeats_is_kept_once(book: EventBook) -> None:
 
 
 def test_a_noisy_hour_leaves_why_a_task_has_moved(book: EventBook) -> None:
-    moves.info("Revoked 1 task", extra=ABOUT_ASSIGNMENT)
+    rebalance_log.info("Revoked 1 task", extra=ABOUT_ASSIGNMENT)
     for n in range(100):
         log.warning("noise %d", n)
     assert [event.text for event in book.events()] == [

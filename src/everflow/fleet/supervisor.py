@@ -2,7 +2,7 @@
 
 It is no part of the task because the task cannot end anything: Spark's executor takes its Python
 worker with it, at once. Standard input: the order, one line; after that its end says that the task
-is gone. Standard output: the outcome, one line. Runs as ``python -m everflow.fleet.keeper``.
+is gone. Standard output: the outcome, one line. Runs as ``python -m everflow.fleet.supervisor``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from everflow.autoscale import LOOK_S, TAIL_LINES, AutoscaledInstance, start_instance
+from everflow.autoscale import STATUS_S, TAIL_LINES, AutoscaledInstance, start_instance
 from everflow.client.direct import asked
 from everflow.fleet.decision import (
     MOST_CHARACTERS,
@@ -33,14 +33,14 @@ from everflow.fleet.decision import (
     STOP_S,
     TOKEN_HEADER,
     Act,
-    KeeperSees,
     Report,
     SlotOrder,
     SlotOutcome,
+    SupervisorState,
     Wanted,
     instance_environment,
-    keeper_act,
-    wish,
+    next_act,
+    target_order,
 )
 
 log = logging.getLogger("everflow.fleet")
@@ -77,7 +77,7 @@ class LogTail:
 
 
 @dataclass(eq=False)
-class Keeper:
+class Supervisor:
     """Used by one thread. ``task_gone`` is set when Spark's task is gone."""
 
     order: SlotOrder
@@ -91,7 +91,7 @@ class Keeper:
     _wanted: Wanted = Wanted.run
     _ending: Wanted | None = None
     _ending_s: float = 0.0
-    _untold: list[str] = field(default_factory=list)
+    _unsent: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         folder = Path(os.path.expandvars(self.order.folder)).expanduser()
@@ -113,12 +113,12 @@ class Keeper:
             return self._kept(instance, tail)
 
     def _owned(self, lock: io.TextIOWrapper) -> bool:
-        """True once this keeper owns the slot's folder; False if no instance is wanted any more.
-        The instance holds the lock, too: one whose keeper was killed is ended first."""
+        """True once it owns the slot's folder; False if no instance is wanted any more.
+        The instance holds the lock, too: one whose supervisor was killed is ended first."""
         phase, blocked_s = "comes", float("inf")
         while True:
             self._report(phase)
-            if wish(self._sees(None)) is not Wanted.run:
+            if target_order(self._state(None)) is not Wanted.run:
                 return False
             if self._heard:
                 with suppress(BlockingIOError):
@@ -161,7 +161,7 @@ class Keeper:
 
     def _kept(self, instance: AutoscaledInstance, tail: LogTail) -> SlotOutcome:
         while True:
-            act = keeper_act(self._sees(instance.code), self.order.drain_s)
+            act = next_act(self._state(instance.code), self.order.drain_s)
             if act is Act.done:
                 shutil.rmtree(self._folder / "settings", ignore_errors=True)
                 self._report("ended", instance, tail)
@@ -176,12 +176,12 @@ class Keeper:
         elif act in (Act.drain, Act.stop):
             self._ending = Wanted.drain if act is Act.drain else Wanted.stop
             self._ending_s = self.clock()
-            if act is Act.stop or not _told_to_drain(instance.address):
+            if act is Act.stop or not _accepted_drain(instance.address):
                 instance.end()
 
-    def _sees(self, code: int | None) -> KeeperSees:
+    def _state(self, code: int | None) -> SupervisorState:
         now_s = self.clock()
-        return KeeperSees(
+        return SupervisorState(
             executor_there=not self.task_gone.is_set(),
             silent_s=now_s - self._answered_s,
             wanted=self._wanted,
@@ -204,7 +204,7 @@ class Keeper:
         tail: LogTail | None = None,
     ) -> None:
         status = (instance.status() if instance is not None else None) or {}
-        lines = self._untold + (tail.new_lines() if tail is not None else [])
+        lines = self._unsent + (tail.new_lines() if tail is not None else [])
         report = Report(
             slot=self.order.slot,
             attempt=self.order.attempt,
@@ -222,15 +222,15 @@ class Keeper:
             self._wanted = self.post(report)
         except (OSError, ValueError) as error:
             log.info("the driver at %s does not answer: %s", self.order.url, error)
-            self._untold = lines[-MOST_LINES:]
+            self._unsent = lines[-MOST_LINES:]
             return
-        self._untold = []
+        self._unsent = []
         self._answered_s, self._heard = self.clock(), True
 
 
-def _told_to_drain(address: str) -> bool:
+def _accepted_drain(address: str) -> bool:
     try:
-        asked(f"http://{address}/drain", LOOK_S, post=b"")
+        asked(f"http://{address}/drain", STATUS_S, post=b"")
         return True
     except OSError:  # it has not begun to listen: it has no tasks to hand over
         return False
@@ -248,7 +248,7 @@ def posted_to(order: SlotOrder) -> Post:
 
 def main(arguments: Sequence[str] = ()) -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    # What ends the task ends the keeper in its own time. Ignoring would be inherited by children.
+    # What ends the task ends this process in its own time. Ignoring would be inherited by children.
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     order = SlotOrder.from_json(sys.stdin.readline())
@@ -260,7 +260,7 @@ def main(arguments: Sequence[str] = ()) -> None:
 
     threading.Thread(target=wait_for_the_task, name="everflow-task-watch", daemon=True).start()
     try:
-        outcome = Keeper(order, task_gone, posted_to(order)).run()
+        outcome = Supervisor(order, task_gone, posted_to(order)).run()
     except OSError as error:
         outcome = SlotOutcome(
             NOBODY, f"The folder {order.folder} cannot be used on its host: {error}"

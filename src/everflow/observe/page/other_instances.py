@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 from everflow.client.direct import RefusedError, asked
 from everflow.clock import Clock
 from everflow.observe.observation import Observation, ObservedHost, observation_in
-from everflow.observe.page.history import Facts, LookHistory
+from everflow.observe.page.history import Facts, SnapshotHistory
 
 log = logging.getLogger("everflow")
 
-MOST_PEERS = 30
+MOST_INSTANCES = 30
 AT_A_TIME = 8
 ASK_S = 3.0
 """The longest time of an answer, from the connection to its last byte."""
@@ -34,12 +34,12 @@ SHARE = 10.0
 FORGOTTEN_MS = 3_600_000.0
 
 
-class PeerSilentError(Exception):
-    """An instance has not told how it does: why, for people."""
+class InstanceSilentError(Exception):
+    """An instance has not sent its status: why, for people."""
 
 
-class Peer(NamedTuple):
-    """Another instance. ``facts``: its last looks, None: it has told nothing yet; ``age_s``: their
+class OtherInstance(NamedTuple):
+    """Another instance. ``facts``: its last snapshots, None: it has sent none; ``age_s``: their
     age; ``error``: why it did not answer the last time; ``silent_s``: for how long it has not."""
 
     host: str
@@ -51,7 +51,7 @@ class Peer(NamedTuple):
 
 @dataclass
 class _Known:
-    history: LookHistory = field(default_factory=lambda: LookHistory(most_tasks=2_000))
+    history: SnapshotHistory = field(default_factory=lambda: SnapshotHistory(most_tasks=2_000))
     seen: Observation | None = None
     seen_ms: float = 0.0
     error: str = ""
@@ -63,9 +63,9 @@ def _on_a_thread(work: Callable[[], None]) -> None:
 
 
 @dataclass(eq=False)
-class Peers:
+class OtherInstances:
     """``ask`` gives what an instance (host:port) says of itself; it blocks, or raises
-    PeerSilentError. ``own``: this instance's address, if it has one. Any thread may `look`."""
+    InstanceSilentError. ``own``: this instance's address, if any. Any thread may call `states`."""
 
     ask: Callable[[str], Observation]
     own: Callable[[], str]
@@ -76,28 +76,28 @@ class Peers:
     _asking: bool = False
     _next_ms: float = 0.0
 
-    def look(self, hosts: Sequence[ObservedHost]) -> list[Peer]:
+    def states(self, hosts: Sequence[ObservedHost]) -> list[OtherInstance]:
         """The state of the other ``hosts``, without waiting; those that are due are asked."""
         own = self.own()
-        others = sorted(one.host for one in hosts if one.host != own)[:MOST_PEERS]
+        others = sorted(one.host for one in hosts if one.host != own)[:MOST_INSTANCES]
         now_ms = self.clock.monotonic_ms()
         with self._lock:
             due = bool(others) and not self._asking and now_ms >= self._next_ms
             self._asking |= due
-            found = [self._peer(host, now_ms) for host in others]
+            found = [self._state(host, now_ms) for host in others]
         if due:
             self.spawn(lambda: self._round(others))
         return found
 
-    def _peer(self, host: str, now_ms: float) -> Peer:
+    def _state(self, host: str, now_ms: float) -> OtherInstance:
         known = self._known.get(host)
         if known is None:
-            return Peer(host)
+            return OtherInstance(host)
         silent_s = 0.0 if known.failing_ms is None else (now_ms - known.failing_ms) / 1000
         if known.seen is None:
-            return Peer(host, None, 0.0, known.error, silent_s)
+            return OtherInstance(host, None, 0.0, known.error, silent_s)
         facts = known.history.facts(known.seen, known.seen_ms, self.clock.now_ms())
-        return Peer(host, facts, (now_ms - known.seen_ms) / 1000, known.error, silent_s)
+        return OtherInstance(host, facts, (now_ms - known.seen_ms) / 1000, known.error, silent_s)
 
     def _round(self, hosts: Sequence[str]) -> None:
         began_ms = self.clock.monotonic_ms()
@@ -121,7 +121,7 @@ class Peers:
         seen, error = None, ""
         try:
             seen = self.ask(host)
-        except PeerSilentError as silent:
+        except InstanceSilentError as silent:
             error = str(silent)
         except Exception as failure:  # a defect of ours is no reason to show nothing
             log.debug("An instance was not asked", exc_info=True)
@@ -148,14 +148,14 @@ class StatusClient:
     within_s: float = ASK_S
 
     def __call__(self, host: str) -> Observation:
-        """Its answer, or PeerSilentError. No redirection: the token is for this host alone."""
+        """Its answer, or InstanceSilentError. No redirection: the token is for this host alone."""
         try:
             place = urlsplit(f"//{host}")
             name, port = place.hostname, place.port
         except ValueError:
             name = port = None
         if not name or port is None or place.username is not None or place.path:
-            raise PeerSilentError("its application.server is no host:port")
+            raise InstanceSilentError("its application.server is no host:port")
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         url = f"{'http' if self.tls is None else 'https'}://{host}/status"
         most = self.most_bytes
@@ -164,13 +164,15 @@ class StatusClient:
             seen = observation_in(json.loads(answer))
         except RefusedError as refused:
             why = _REASONS.get(refused.status, f"it answers {refused.status}")
-            raise PeerSilentError(why) from refused
+            raise InstanceSilentError(why) from refused
         except OSError as failure:
-            raise PeerSilentError(str(failure) or type(failure).__name__) from failure
+            raise InstanceSilentError(str(failure) or type(failure).__name__) from failure
         except (ValueError, RecursionError) as failure:
-            raise PeerSilentError(f"its answer cannot be read: {failure}"[:300]) from failure
+            raise InstanceSilentError(f"its answer cannot be read: {failure}"[:300]) from failure
         if seen.application_id != self.application_id:
-            raise PeerSilentError(f"another application answers there: {seen.application_id}"[:300])
+            raise InstanceSilentError(
+                f"another application answers there: {seen.application_id}"[:300]
+            )
         return seen
 
 
