@@ -27,7 +27,7 @@ from everflow.kafka.broker_link import BrokerLink, CoordinatorKind
 from everflow.kafka.errors import UNKNOWN_TOPIC, LinkLostError, RefusedError, classify, passes
 from everflow.kafka.writing.record_encoding import Producer
 from everflow.kafka.writing.writer_settings import writer_settings
-from everflow.records import TopicPartition, by_topic
+from everflow.records import NO_EPOCH, TopicPartition, by_topic
 
 SECOND_PART = 2
 """``transaction.version`` from which KIP-890's second part holds."""
@@ -35,7 +35,6 @@ CONCURRENT = 51
 """The markers of the transaction before are still being written."""
 _ANOTHER_COORDINATOR = frozenset({15, 16})
 """It is not available, or it is no coordinator."""
-_NO_EPOCH = -1
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
 _HELD_PAUSE_S = 0.02
@@ -196,7 +195,7 @@ class Transactions:
             )
         # NUL: see `GroupChannel.commit`
         rows = {
-            TopicPartition(topic, partition): (partition, offset, _NO_EPOCH, text + "\0")
+            TopicPartition(topic, partition): (partition, offset, NO_EPOCH, text + "\0")
             for topic, partition, offset, text in offsets
         }
         await self._ask(
