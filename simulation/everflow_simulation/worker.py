@@ -324,7 +324,7 @@ class _Batch:
             ).end
 
     @property
-    def held_ms(self) -> float:
+    def blocked_ms(self) -> float:
         return 0.0
 
     @property

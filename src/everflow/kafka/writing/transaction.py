@@ -37,7 +37,7 @@ _ANOTHER_COORDINATOR = frozenset({15, 16})
 """It is not available, or it is no coordinator."""
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
-_HELD_PAUSE_S = 0.02
+_BLOCKED_PAUSE_S = 0.02
 """The markers of the transaction before are mostly written within a few milliseconds."""
 _SHORTEST_S = 0.05
 """The shortest time of an answer."""
@@ -106,7 +106,7 @@ class Transactions:
         """How often the epoch was asked for anew, as the producer was tainted, since the commit
         before the last one."""
         self.producer = Producer(-1, -1, transactional_id is not None)
-        self.held_s = 0.0
+        self.blocked_s = 0.0
         """So long the broker was still ending the transaction before, and let nothing enter."""
 
     @property
@@ -133,11 +133,11 @@ class Transactions:
         self._begun = self._link.now()
         self._touched = False
         self._added.clear()
-        self.held_s = 0.0
+        self.blocked_s = 0.0
 
-    def held(self) -> None:
+    def note_blocked(self) -> None:
         """The broker has just refused something as it is still ending the transaction before."""
-        self.held_s = self._link.now() - self._begun
+        self.blocked_s = self._link.now() - self._begun
 
     async def add(
         self, partitions: Collection[TopicPartition], deadline: float
@@ -315,10 +315,12 @@ class Transactions:
                 isinstance(failure, LinkLostError) or failure.code in _ANOTHER_COORDINATOR
             ):
                 self._link.forget_coordinator(kind, key)
-            held = isinstance(failure, RefusedError) and failure.code == CONCURRENT
-            if held:
-                self.held()
-            await pauses.take(self._link, failure, _HELD_PAUSE_S if held else _LONGEST_PAUSE_S)
+            blocked = isinstance(failure, RefusedError) and failure.code == CONCURRENT
+            if blocked:
+                self.note_blocked()
+            await pauses.take(
+                self._link, failure, _BLOCKED_PAUSE_S if blocked else _LONGEST_PAUSE_S
+            )
 
 
 class _Pauses:
@@ -348,7 +350,7 @@ def fence_all(
     """End whatever still writes under these ids, all at the same time: raise their epochs, abort
     their open transactions.
 
-    Then a zombie's writes and commits are refused, and readers are no longer held back. Idempotent;
+    Then a zombie's writes and commits are refused, and readers are no longer blocked. Idempotent;
     safe from any thread. RetriableError: no answer within ``timeout_s`` s. FatalError: refused.
     """
     if not transactional_ids:
