@@ -478,12 +478,12 @@ class _Drive:
 class _Kick(threading.Event):
     """An event that tells when it is set."""
 
-    def __init__(self, told: Callable[[], None]) -> None:
+    def __init__(self, notify: Callable[[], None]) -> None:
         super().__init__()
-        self._told = told
+        self._notify = notify
 
     def set(self) -> None:
-        self._told()
+        self._notify()
 
 
 class _Ends(EndOffsets):
@@ -571,8 +571,9 @@ class SimulatedInstance(Instance):
         )
         metrics = Metrics()
         lifecycle = self.lifecycle = InstanceLife(ours.clock, ours.spawn, self._on_ended)
-        told, tracker = (lifecycle.states, self._on_failed, lifecycle.stop), RestoreTracker(metrics)
-        super().__init__(ours, settings, ours.clock, *told, Pause(), metrics, tracker)
+        callbacks = lifecycle.states, self._on_failed, lifecycle.stop
+        tracker = RestoreTracker(metrics)
+        super().__init__(ours, settings, ours.clock, *callbacks, Pause(), metrics, tracker)
         lifecycle.instance = self
         self.workers = ours.workers
 
