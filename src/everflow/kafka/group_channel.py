@@ -184,7 +184,7 @@ class GroupChannel:
     @property
     def joining(self) -> bool:
         """True from the first JoinGroup of a rebalance until its assignment has been taken; it must
-        not be held then."""
+        not be delayed then."""
         return bool(self._coordinator.rejoining)
 
     @property
