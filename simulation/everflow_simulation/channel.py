@@ -18,10 +18,10 @@ import kafka.errors as client_errors
 from everflow.errors import RetriableError, TaskMigratedError
 from everflow.kafka.errors import classify_member
 from everflow.kafka.group_channel import (
-    Given,
     GroupAssignor,
     GroupListener,
     GroupSettings,
+    MemberAssignment,
     watch_every,
 )
 from everflow.records import MemberMetadata, TopicPartition
@@ -196,10 +196,10 @@ class SimulatedChannel:
             assignments: dict[str, bytes] = {}
             if reply.leader == reply.member_id:
                 counts = self._services.partition_counts()
-                given = self._assignor.assign(
+                answers = self._assignor.assign(
                     reply.members, {topic: counts.get(topic, 0) for topic in self._topics}, {}
                 )
-                assignments = {member_id: _pack(one) for member_id, one in given.items()}
+                assignments = {member_id: _pack(one) for member_id, one in answers.items()}
             return self._send_sync(assignments, attempt)
         if reply.code is Code.MEMBER_ID_REQUIRED:
             self._reset(reply.member_id)
@@ -323,8 +323,8 @@ class SimulatedChannel:
         return self._services.network.scheduler.now_ms
 
 
-def _pack(given: Given) -> bytes:
-    return pickle.dumps((frozenset(given.partitions), given.user_data))
+def _pack(answer: MemberAssignment) -> bytes:
+    return pickle.dumps((frozenset(answer.partitions), answer.user_data))
 
 
 def _unpack(blob: bytes) -> tuple[frozenset[TopicPartition], bytes]:

@@ -1,7 +1,7 @@
 """Checks the invariants while the simulation runs; a violation is noted and stops the run.
 
-They look at what the simulated world knows to be true (disks, log, who lives), not at what the code
-under test believes.
+The truth is what the simulated world knows (disks, log, who lives), not what the code under test
+believes.
 """
 
 from __future__ import annotations
@@ -233,8 +233,8 @@ class Checks:
         for tp in self.settings.tasks[TaskId.parse(task)]:
             offset = self.log.decided[tp].offset if tp in self.log.decided else 0
             if content.get(tp, Fold()) != fold_of(0, offset):
-                held = f"store of {task} on {instance.name} holds {content.get(tp)}"
-                self._violated("I2", f"{held}, not the fold of {tp} up to {offset}")
+                found = f"store of {task} on {instance.name} holds {content.get(tp)}"
+                self._violated("I2", f"{found}, not the fold of {tp} up to {offset}")
 
     # --- I4 ---------------------------------------------------------------------------------------
 

@@ -131,12 +131,12 @@ class Rates(NamedTuple):
 
 
 def rates(restore: float | None, follow: float | None, measured: Path | None) -> Rates:
-    """As given, as measured, or the default."""
+    """As the options say, as measured, or the default."""
     if measured is None:
         restoring = DEFAULT_RATE if restore is None else restore
         return Rates(restoring, restoring if follow is None else follow)
-    for option, given in (("--restore-rate", restore), ("--follow-rate", follow)):
-        if given is not None:
+    for option, rate in (("--restore-rate", restore), ("--follow-rate", follow)):
+        if rate is not None:
             raise ConfigError(
                 f"{option} and --measured both say how fast copies are made; give one of them."
             )

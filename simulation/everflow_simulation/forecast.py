@@ -227,21 +227,21 @@ def _places(group: Simulation) -> dict[TaskId, str]:
 def _rounds(decisions: list[LeaderDecision], began_ms: float) -> tuple[Round, ...]:
     rounds = []
     for decision in decisions:
-        held = {
+        owner_of = {
             task: member.member_id for member in decision.cluster.members for task in member.owned
         }
         active = decision.assignment.active
-        given = sum(
+        reassigned = sum(
             1
             for member_id, tasks in active.items()
             for task in tasks
-            if held.get(task) != member_id
+            if owner_of.get(task) != member_id
         )
         rounds.append(
             Round(
                 at_s=(decision.at_ms - began_ms) / 1000,
                 members=len(decision.cluster.members),
-                given=given,
+                given=reassigned,
                 withheld=len(decision.assignment.withheld),
                 warmups=sum(len(tasks) for tasks in decision.assignment.warmup.values()),
                 left=decision.assignment.movements,

@@ -92,8 +92,8 @@ class GroupMemberState:
 
 @dataclass(kw_only=True)
 class GroupCoordinator:
-    """The one group of a simulation. ``on_generation(generation, member ids)`` is told of each
-    completed generation."""
+    """The one group of a simulation. ``on_generation(generation, member ids)`` is called for
+    each completed generation."""
 
     scheduler: Scheduler
     history: History

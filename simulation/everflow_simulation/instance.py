@@ -1,6 +1,6 @@
 """Runs the real `Instance` and `InstanceEnd` on simulated ports: one simulated instance.
 
-What waits runs on fibers; what only looks (the loop, the membership, the poller of ends) runs as
+What waits runs on fibers; what only polls (the loop, the membership, the poller of ends) runs as
 events of the scheduler: they cost less.
 """
 
@@ -478,12 +478,12 @@ class _Drive:
 class _Kick(threading.Event):
     """An event that tells when it is set."""
 
-    def __init__(self, told: Callable[[], None]) -> None:
+    def __init__(self, notify: Callable[[], None]) -> None:
         super().__init__()
-        self._told = told
+        self._notify = notify
 
     def set(self) -> None:
-        self._told()
+        self._notify()
 
 
 class _Ends(EndOffsets):
@@ -571,8 +571,9 @@ class SimulatedInstance(Instance):
         )
         metrics = Metrics()
         lifecycle = self.lifecycle = InstanceLife(ours.clock, ours.spawn, self._on_ended)
-        told, tracker = (lifecycle.states, self._on_failed, lifecycle.stop), RestoreTracker(metrics)
-        super().__init__(ours, settings, ours.clock, *told, Pause(), metrics, tracker)
+        callbacks = lifecycle.states, self._on_failed, lifecycle.stop
+        tracker = RestoreTracker(metrics)
+        super().__init__(ours, settings, ours.clock, *callbacks, Pause(), metrics, tracker)
         lifecycle.instance = self
         self.workers = ours.workers
 
@@ -593,7 +594,7 @@ class SimulatedInstance(Instance):
         self.world.on_running(self, frozenset())
 
     def close(self, leave_group: bool | None = None, drain_ms: float | None = None) -> None:
-        """`KafkaStreams.close`: drain if asked to, end the batches in flight, leave as told."""
+        """`KafkaStreams.close`: drain if asked to, end the batches in flight, leave as asked."""
         if not self.closing:
             drain_s = (
                 (drain_ms or 0.0) / 1000
@@ -655,7 +656,7 @@ class SimulatedInstance(Instance):
         self.world.history.add(self.name, "ended")
         self.world.scheduler.after(10.0, lambda: self.world.scheduler.kill(self.process))
 
-    # --- what the simulation looks at -------------------------------------------------------------
+    # --- what the simulation reads ----------------------------------------------------------------
 
     def on_member_event(self, event: MemberEvent) -> None:
         if isinstance(event, Assigned):

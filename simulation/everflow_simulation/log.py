@@ -119,7 +119,7 @@ CommitListener = Callable[
 class SimulatedLog:
     """Topics, transaction coordinator and the group's offsets. Marker delays in ms, per partition:
     they land independently (KAFKA-10167). ``on_commit(offsets before, offsets after, transaction)``
-    is told of each decision to commit."""
+    is called at each decision to commit."""
 
     scheduler: Scheduler
     history: History

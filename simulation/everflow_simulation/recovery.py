@@ -22,7 +22,7 @@ FENCE_PAUSE_MS = 20.0
 
 @dataclass(kw_only=True)
 class SimulatedRecoveryPorts:
-    """See the module; used on a fiber. ``restored(records)`` is told of every replayed slice."""
+    """See the module; used on a fiber. ``restored(records)`` is called for every replayed slice."""
 
     log: SimulatedLog
     clock: SimulatedClock

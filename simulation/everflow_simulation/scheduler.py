@@ -174,15 +174,15 @@ class Scheduler:
             return True
         return False
 
-    def run_until(self, time_ms: float, look: Callable[[], object] = lambda: None) -> None:
-        """All events up to a virtual time, which is then now; ``look`` is called after each."""
+    def run_until(self, time_ms: float, check: Callable[[], object] = lambda: None) -> None:
+        """All events up to a virtual time, which is then now; ``check`` is called after each."""
         while self.step(time_ms):
-            look()
+            check()
         self.now_ms = max(self.now_ms, time_ms)
 
     def wake(self, owner: Process) -> None:
         """Bring back what waits for an event that is set now. Events are set by the process's own
-        code, so it is enough to look after each piece of it."""
+        code, so it is enough to check after each piece of it."""
         for fiber in list(owner.parked):
             if (
                 fiber.event is not None

@@ -34,7 +34,7 @@ class Timings:
         follow_rate: of one state updater for its warm-ups, and for its standbys.
         follow_ms: how often a follower hands records to the updater.
         poll_ms: how often ends of the input are asked for; ``step_ms``: how often the membership
-        looks at its group when
+        polls its group when
             nothing calls it.
     """
 

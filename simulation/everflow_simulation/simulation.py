@@ -354,7 +354,7 @@ class Simulation:
 
     def run_for(self, ms: float) -> None:
         """Let virtual time pass. Raises InvariantError at the first violation."""
-        self.scheduler.run_until(self.scheduler.now_ms + ms, self._look)
+        self.scheduler.run_until(self.scheduler.now_ms + ms, self._check_violations)
 
     def settle(self, within_ms: float, check_ms: float = 250.0) -> float:
         """Run until the group is at the assignor's ideal and every task runs; virtual ms it took.
@@ -371,7 +371,7 @@ class Simulation:
                 )
             self.run_for(check_ms)
         self.checks.stores(self.live())
-        self._look()
+        self._check_violations()
         return self.scheduler.now_ms - began
 
     def balanced(self) -> bool:
@@ -499,7 +499,7 @@ class Simulation:
         if not self.instances[instance.name].process.alive:
             self.restart(instance.name)
 
-    def _look(self) -> None:
+    def _check_violations(self) -> None:
         if self.checks.violations:
             self._raise(*self.checks.violations[0])
 

@@ -91,7 +91,7 @@ class WorkerServices:
     crashes: dict[int, CrashPlan] = field(default_factory=dict)
     on_batch: Callable[[BatchRequest, float, bool], None] = lambda request, ms, committed: None
     on_crash: Callable[[], None] = lambda: None
-    """Told when a batch that a plan has hit is over."""
+    """Called when a batch that a plan has hit is over."""
     _epochs: dict[str, int] = field(default_factory=dict)
     _batches: dict[int, _Batch] = field(default_factory=dict)
 
@@ -324,7 +324,7 @@ class _Batch:
             ).end
 
     @property
-    def held_ms(self) -> float:
+    def blocked_ms(self) -> float:
         return 0.0
 
     @property

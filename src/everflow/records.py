@@ -60,6 +60,8 @@ def as_bytes(values: Sequence[bytes | None]) -> Bytes:
     return values.column if isinstance(values, ByteColumn) else values
 
 
+NO_EPOCH = -1
+"""The epoch of a leader that is not known, in Kafka's requests and record batches."""
 UNBOUNDED_BYTES = 1 << 62
 """A number of bytes that no batch has."""
 LAST_SEQ = (1 << 62) - 1

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from contracts.odd_records import FARTHEST, OddRecord, drawn, write
 from everflow.cli.app import app as command
-from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.log_fetcher import LogFetcher
 from everflow.kafka.reading.range_reader import RangeReader
 from everflow.kafka.reading.record_columns import LogColumns
 from everflow.kafka.writing.record_writer import RecordWriter
@@ -64,11 +64,11 @@ def test_a_chunk_always_has_whole_names(bootstrap: str, topic: Topic, writer: Re
     tp = TopicPartition(topic(1, **ANY_TIME), 0)
     write(writer, tp, ODD)
     client = {"bootstrap.servers": bootstrap}
-    with closing(FetchTap.over(client)) as tap:
-        tap.go_to({tp: 0})
+    with closing(LogFetcher.over(client)) as fetcher:
+        fetcher.go_to({tp: 0})
         found: list[Any] = []
-        while tap.positions[tp] < len(ODD):
-            for chunk in tap.take({tp: len(ODD)}, 30).values():
+        while fetcher.positions[tp] < len(ODD):
+            for chunk in fetcher.take({tp: len(ODD)}, 30).values():
                 assert rows(chunk.columns(True)) == rows(chunk.columns(True))
                 assert rows(chunk.columns(False))[0][3] == []
                 found += rows(chunk.columns(True))

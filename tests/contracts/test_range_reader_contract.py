@@ -13,7 +13,7 @@ from everflow.errors import FatalError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.connection_settings import connection_settings
 from everflow.kafka.reading.fetch_connection import FetchConnection, FetchPlace
-from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.log_fetcher import LogFetcher
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.reading.range_reader import RangeReader, Read
 from everflow.kafka.reading.record_columns import LogChunk
@@ -30,8 +30,8 @@ Opened = Callable[..., RangeReader]
 def fetches(
     client: dict[str, str], committed: bool, headers: bool, fetch_bytes: int
 ) -> RangeReader:
-    tap = FetchTap.over(client, read_committed=committed, ahead=True, fetch_bytes=fetch_bytes)
-    return RangeReader(client, committed, headers, tap=tap)
+    fetcher = LogFetcher.over(client, read_committed=committed, ahead=True, fetch_bytes=fetch_bytes)
+    return RangeReader(client, committed, headers, fetcher=fetcher)
 
 
 @pytest.fixture(params=["fetches", "small fetches"])

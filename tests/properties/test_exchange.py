@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everflow.assignment.flow import Placed, Seats, Wish, cheapest
+from everflow.assignment.flow import Capacities, Placed, TaskCosts, cheapest
 from everflow.assignment.standbys import EXCHANGE_ROUNDS, Exchange, shared_tags
 from everflow.records import TaskId
 
@@ -113,37 +113,40 @@ def one_by_one(
     return placed
 
 
-def random_problem(rng: random.Random) -> tuple[list[Wish], Seats]:
+def random_problem(rng: random.Random) -> tuple[list[TaskCosts], Capacities]:
     members = rng.randint(1, 4)
     racks = rng.randint(1, min(3, members))
     rack = [*range(racks), *(rng.randrange(racks) for _ in range(members - racks))]
     least = [rng.randint(0, 2) for _ in range(members)]
     open_ = [rng.random() < 0.6 for _ in range(members)]
     extra = rng.randint(0, sum(open_))
-    wishes = []
+    task_costs = []
     for _ in range(sum(least) + extra):
         away = tuple(rng.randint(0, 6) for _ in range(racks))
         known = rng.sample(range(members), rng.randint(0, members))
         near = tuple((place, rng.randint(0, away[rack[place]])) for place in known)
-        wishes.append(Wish(away, near, rng.randint(0, 1)))
-    return wishes, Seats(rack, least, open_, extra)
+        task_costs.append(TaskCosts(away, near, rng.randint(0, 1)))
+    return task_costs, Capacities(rack, least, open_, extra)
 
 
-def costs(wish: Wish, seats: Seats) -> list[int]:
-    return [dict(wish.near).get(place, wish.away[rack]) for place, rack in enumerate(seats.rack)]
+def costs(one_task: TaskCosts, capacities: Capacities) -> list[int]:
+    return [
+        dict(one_task.near).get(place, one_task.away[rack])
+        for place, rack in enumerate(capacities.rack)
+    ]
 
 
-def least_sum(wishes: list[Wish], seats: Seats) -> int:
+def least_sum(task_costs: list[TaskCosts], capacities: Capacities) -> int:
     """By trying who gets one more, and then all that is left over after each task."""
     best = []
-    for more in product(*([0, 1] if may else [0] for may in seats.open)):
-        if sum(more) != seats.extra:
+    for more in product(*([0, 1] if may else [0] for may in capacities.open)):
+        if sum(more) != capacities.extra:
             continue
-        sums = {tuple(least + one for least, one in zip(seats.least, more, strict=True)): 0}
-        for wish in wishes:
+        sums = {tuple(least + one for least, one in zip(capacities.least, more, strict=True)): 0}
+        for one_task in task_costs:
             after: dict[tuple[int, ...], int] = {}
             for left, total in sums.items():
-                for place, cost in enumerate(costs(wish, seats)):
+                for place, cost in enumerate(costs(one_task, capacities)):
                     if left[place]:
                         rest = (*left[:place], left[place] - 1, *left[place + 1 :])
                         after[rest] = min(after.get(rest, total + cost), total + cost)
@@ -152,27 +155,29 @@ def least_sum(wishes: list[Wish], seats: Seats) -> int:
     return min(best)
 
 
-def check_places(placed: Placed, wishes: list[Wish], seats: Seats) -> None:
+def check_places(placed: Placed, task_costs: list[TaskCosts], capacities: Capacities) -> None:
     numbers = list(placed.left)
     for place in placed.member.values():
         numbers[place] += 1
-    for number, least, may in zip(numbers, seats.least, seats.open, strict=True):
-        assert number - least in ((0, 1) if may else (0,)), (numbers, wishes, seats)
-    assert sum(numbers) == len(wishes) == len(placed.member) + len(placed.rack), (
+    for number, least, may in zip(numbers, capacities.least, capacities.open, strict=True):
+        assert number - least in ((0, 1) if may else (0,)), (numbers, task_costs, capacities)
+    assert sum(numbers) == len(task_costs) == len(placed.member) + len(placed.rack), (
         placed,
-        wishes,
-        seats,
+        task_costs,
+        capacities,
     )
-    for rack in set(seats.rack):
-        there = sum(left for left, at in zip(placed.left, seats.rack, strict=True) if at == rack)
-        assert there == list(placed.rack.values()).count(rack), (placed, wishes, seats)
+    for rack in set(capacities.rack):
+        there = sum(
+            left for left, at in zip(placed.left, capacities.rack, strict=True) if at == rack
+        )
+        assert there == list(placed.rack.values()).count(rack), (placed, task_costs, capacities)
 
 
 @given(st.integers(0, 2**48))
 def test_no_placement_costs_less(seed: int) -> None:
-    wishes, seats = random_problem(random.Random(seed))
-    placed = cheapest(wishes, seats)
-    check_places(placed, wishes, seats)
-    total = sum(costs(wishes[task], seats)[place] for task, place in placed.member.items())
-    total += sum(wishes[task].away[rack] for task, rack in placed.rack.items())
-    assert total == least_sum(wishes, seats), (placed, wishes, seats)
+    task_costs, capacities = random_problem(random.Random(seed))
+    placed = cheapest(task_costs, capacities)
+    check_places(placed, task_costs, capacities)
+    total = sum(costs(task_costs[task], capacities)[place] for task, place in placed.member.items())
+    total += sum(task_costs[task].away[rack] for task, rack in placed.rack.items())
+    assert total == least_sum(task_costs, capacities), (placed, task_costs, capacities)

@@ -584,7 +584,7 @@ def test_records_that_were_written_wrong_are_refused_or_read_as_they_are(codec: 
 
 
 def corrupt_parsed(data: bytes) -> list[tuple[Any, ...]]:
-    """Times, keys and values of the batches that pass the check, as a tap reads them."""
+    """Times, keys and values of the batches that pass the check, as a fetcher reads them."""
     found = record_batches.batches(data)
     record_batches.check(data, found)
     read = record_batches.columns(data, found)

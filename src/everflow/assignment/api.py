@@ -242,21 +242,23 @@ def validate(state: ApplicationState, answer: TaskAssignment) -> tuple[Assignmen
     if unknown:
         return AssignmentError.UNKNOWN_PROCESS_ID, ", ".join(unknown)
     owners: dict[TaskId, str] = {}
-    for process_id, given in sorted(answer.assignments.items()):
-        for task in sorted(given.active | given.standby):
+    for process_id, assigned in sorted(answer.assignments.items()):
+        for task in sorted(assigned.active | assigned.standby):
             if task not in state.tasks:
                 return AssignmentError.UNKNOWN_TASK_ID, f"{task} on {process_id}"
-            if task in given.standby and (task in given.active or not state.tasks[task].stateful):
+            if task in assigned.standby and (
+                task in assigned.active or not state.tasks[task].stateful
+            ):
                 return AssignmentError.INVALID_STANDBY_TASK, f"{task} on {process_id}"
-            if task in given.active and task in owners:
+            if task in assigned.active and task in owners:
                 return (
                     AssignmentError.ACTIVE_TASK_ASSIGNED_MULTIPLE_TIMES,
                     f"{task} on {owners[task]} and {process_id}",
                 )
-            if task in given.active:
+            if task in assigned.active:
                 owners[task] = process_id
-    for process_id, given in sorted(answer.assignments.items()):
-        after = given.followup_ms
+    for process_id, assigned in sorted(answer.assignments.items()):
+        after = assigned.followup_ms
         if after is not None and (type(after) is not int or not 0 <= after <= LONGEST_MS):
             return AssignmentError.INVALID_FOLLOWUP, f"{after!r} for {process_id}"
     for task in sorted(set(state.tasks) - set(owners) - state.cluster.held_back):
@@ -292,21 +294,23 @@ def optimize_rack_aware_active_tasks(
     """``assignment`` with these active tasks exchanged for less traffic between racks (KIP-925);
     numbers stay."""
     cluster = state.cluster
-    given = _by_task(cluster, assignment)
+    owners = _by_task(cluster, assignment)
     active = {
-        **given,
+        **owners,
         **exchanged_actives(
-            cluster, {task: given[task] for task in sorted(set(tasks)) if task in given}
+            cluster, {task: owners[task] for task in sorted(set(tasks)) if task in owners}
         ),
     }
-    held = {
+    by_process = {
         member.process_id: {t for t, one in active.items() if one == member.member_id}
         for member in cluster.members
     }
     return TaskAssignment(
         {
             one: replace(
-                had, active=frozenset(held.get(one, ())), standby=had.standby - held.get(one, set())
+                had,
+                active=frozenset(by_process.get(one, ())),
+                standby=had.standby - by_process.get(one, set()),
             )
             for one, had in assignment.assignments.items()
         }
@@ -337,22 +341,22 @@ def _by_task(cluster: ClusterState, assignment: TaskAssignment) -> dict[TaskId, 
     members = _members(cluster)
     return {
         task: members[one]
-        for one, given in sorted(assignment.assignments.items())
-        for task in sorted(given.active)
+        for one, assigned in sorted(assignment.assignments.items())
+        for task in sorted(assigned.active)
     }
 
 
 def _followers(cluster: ClusterState, assignment: TaskAssignment) -> dict[TaskId, frozenset[str]]:
     members = _members(cluster)
     followers: dict[TaskId, set[str]] = {}
-    for one, given in assignment.assignments.items():
-        for task in given.standby:
+    for one, assigned in assignment.assignments.items():
+        for task in assigned.standby:
             followers.setdefault(task, set()).add(members[one])
     return {task: frozenset(followers[task]) for task in sorted(followers)}
 
 
 def _with_standbys(
-    cluster: ClusterState, given: TaskAssignment, standby: Mapping[TaskId, frozenset[str]]
+    cluster: ClusterState, assignment: TaskAssignment, standby: Mapping[TaskId, frozenset[str]]
 ) -> TaskAssignment:
     members = _members(cluster)
     return TaskAssignment(
@@ -363,7 +367,7 @@ def _with_standbys(
                     task for task, followers in standby.items() if members[one] in followers
                 ),
             )
-            for one, had in given.assignments.items()
+            for one, had in assignment.assignments.items()
         }
     )
 
@@ -372,7 +376,9 @@ def _assignment(cluster: ClusterState, answer: TaskAssignment) -> Assignment:
     wanted = Placement(_by_task(cluster, answer), _followers(cluster, answer))
     handed = cooperate(Lags(cluster), wanted, wanted)
     asked = [
-        given.followup_ms for given in answer.assignments.values() if given.followup_ms is not None
+        assigned.followup_ms
+        for assigned in answer.assignments.values()
+        if assigned.followup_ms is not None
     ]
     handed = _checked(cluster, handed)
     if handed.followup_ms is None and asked:

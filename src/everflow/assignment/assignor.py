@@ -21,7 +21,7 @@ def assign(cluster: ClusterState) -> Assignment:
 
     A task whose owner does not change is never withheld (I4); a stateful task never becomes active
     on a cold member while a hot copy lives (I5). Without end sums everyone keeps what it has, and
-    the group looks again soon (X2). FatalError: the decision breaks a rule of its own, a bug.
+    a rebalance follows soon (X2). FatalError: the decision breaks a rule of its own, a bug.
     """
     lags = Lags(cluster)
     ideal, placement = place(lags)

@@ -84,7 +84,7 @@ class Assignment:
 
     ``withheld`` are moving: their present owner gives them up now, and its follow-up rebalance
     (KIP-429) hands them over. ``target``: the ideal actives; ``movements``: roles that are not yet
-    there. ``followup_ms``: when to look again; None never, 0 at once.
+    there. ``followup_ms``: until the next rebalance; None: none, 0: at once.
     """
 
     active: Mapping[str, frozenset[TaskId]]
@@ -152,13 +152,13 @@ def validate_assignment(
         problems.append(f"task {task} does not exist")
     for task in sorted(all_tasks - set(owners) - assignment.withheld - set(held_back)):
         problems.append(f"task {task} is on nobody")
-    held = owners_of(known.values())
+    present_owners = owners_of(known.values())
     for task in sorted(assignment.withheld):
         if task in owners:
             problems.append(f"task {task} is withheld and on {owners[task]}")
-        if task not in held:
+        if task not in present_owners:
             problems.append(f"task {task} is withheld but nobody owns it, so no rebalance follows")
-    for task, holders in sorted(held.items()):
+    for task, holders in sorted(present_owners.items()):
         if task in owners and holders != {owners[task]}:
             problems.append(
                 f"task {task} is given to {owners[task]} while {', '.join(sorted(holders))} still "

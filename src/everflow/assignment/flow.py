@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Wish(NamedTuple):
+class TaskCosts(NamedTuple):
     """What a task costs: ``away``, by rack, on a member that has nothing of it; ``near``, by place,
     on those that have (never more), in the order of preference among equals.
 
@@ -32,7 +32,7 @@ class Wish(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Seats:
+class Capacities:
     """The number of tasks for each member, by place: ``least``, and one more for ``extra`` of those
     that are ``open``."""
 
@@ -63,10 +63,10 @@ class Placed:
     left: Sequence[int]
 
 
-def cheapest(wishes: Sequence[Wish], seats: Seats) -> Placed:
+def cheapest(costs: Sequence[TaskCosts], capacities: Capacities) -> Placed:
     """The placement with the least sum of costs; ValueError if there are fewer places than
     tasks."""
-    flow = _Flow(wishes, seats)
+    flow = _Flow(costs, capacities)
     while sources := flow.sources():
         flow.measure(sources)
         for source in sources:
@@ -81,26 +81,30 @@ class _Flow:
     that.
     """
 
-    def __init__(self, wishes: Sequence[Wish], seats: Seats) -> None:
-        self._wishes = wishes
-        self._seats = seats
-        self._members = len(seats.least)
-        self._racks = max(seats.rack, default=-1) + 1
+    def __init__(self, costs: Sequence[TaskCosts], capacities: Capacities) -> None:
+        self._costs = costs
+        self._capacities = capacities
+        self._members = len(capacities.least)
+        self._racks = max(capacities.rack, default=-1) + 1
         self._extra = self._members + self._racks
         self._in_rack: list[list[int]] = [[] for _ in range(self._racks)]
-        for place, rack in enumerate(seats.rack):
+        for place, rack in enumerate(capacities.rack):
             self._in_rack[rack].append(place)
         self._height = [0] * (self._extra + 1)
-        self._held: list[dict[int, None]] = [{} for _ in self._height]  # a dict as an ordered set
-        self._at = [0] * len(wishes)
-        self._cost = [0] * len(wishes)
-        for task, wish in enumerate(wishes):
-            self._begin(task, wish)
+        self._tasks_at: list[dict[int, None]] = [
+            {} for _ in self._height
+        ]  # a dict as an ordered set
+        self._at = [0] * len(costs)
+        self._present_cost = [0] * len(costs)
+        for task, of_task in enumerate(costs):
+            self._begin(task, of_task)
         self._more = [False] * self._members
-        self._left = seats.extra
+        self._left = capacities.extra
         for place in range(self._members):
             self._more[place] = (
-                self._left > 0 and seats.open[place] and len(self._held[place]) > seats.least[place]
+                self._left > 0
+                and capacities.open[place]
+                and len(self._tasks_at[place]) > capacities.least[place]
             )
             self._left -= self._more[place]
         self._out: dict[int, dict[int, int]] = {}
@@ -108,22 +112,22 @@ class _Flow:
         self._next: dict[int, Arc | None] = {}
         self._dead: set[int] = set()
 
-    def _begin(self, task: int, wish: Wish) -> None:
-        cost = min(wish.away)
-        node = self._members + wish.away.index(cost)
-        for place, there in reversed(wish.near):
+    def _begin(self, task: int, costs: TaskCosts) -> None:
+        cost = min(costs.away)
+        node = self._members + costs.away.index(cost)
+        for place, there in reversed(costs.near):
             if there <= cost:
                 node, cost = place, there
-        self._at[task], self._cost[task] = node, cost
-        self._held[node][task] = None
+        self._at[task], self._present_cost[task] = node, cost
+        self._tasks_at[node][task] = None
 
     def _surplus(self, node: int) -> int:
-        """The number of tasks that a node has too many; negative if there is room."""
+        """The number of tasks that a node has too many; negative if it can take more."""
         if node == self._extra:
             return -self._left
         if node >= self._members:
-            return len(self._held[node])
-        over = len(self._held[node]) - self._seats.least[node]
+            return len(self._tasks_at[node])
+        over = len(self._tasks_at[node]) - self._capacities.least[node]
         return over - self._more[node]
 
     def sources(self) -> list[int]:
@@ -132,12 +136,12 @@ class _Flow:
     def placed(self) -> Placed:
         """The result; every hub is empty."""
         member, rack, left = {}, {}, [0] * self._members
-        for task, wish in enumerate(self._wishes):
+        for task, costs in enumerate(self._costs):
             place = self._at[task]
-            if any(place == near for near, _ in wish.near):
+            if any(place == near for near, _ in costs.near):
                 member[task] = place
             else:
-                rack[task] = self._seats.rack[place]
+                rack[task] = self._capacities.rack[place]
                 left[place] += 1
         return Placed(member, rack, left)
 
@@ -165,9 +169,8 @@ class _Flow:
                     distance[to] = there
                     heapq.heappush(heap, (there, to))
         if nearest == far:
-            raise ValueError(
-                f"{len(self._wishes)} tasks for {sum(self._seats.least) + self._seats.extra} places"
-            )
+            places = sum(self._capacities.least) + self._capacities.extra
+            raise ValueError(f"{len(self._costs)} tasks for {places} places")
         self._height = [
             old + min(nearest, more) for old, more in zip(height, distance, strict=True)
         ]
@@ -189,19 +192,19 @@ class _Flow:
         if node >= self._members:
             for place in self._in_rack[node - self._members]:
                 yield place, 0
-        elif self._seats.open[node] and not self._more[node]:
+        elif self._capacities.open[node] and not self._more[node]:
             yield self._extra, 0
 
     def _cheapest_out(self, node: int) -> dict[int, int]:
         out: dict[int, int] = {}
-        for task in self._held[node]:
-            cost, wish = self._cost[task], self._wishes[task]
-            for to, there in enumerate(wish.away, self._members):
-                if to != node and (to not in out or there - cost < out[to]):
-                    out[to] = there - cost
-            for to, there in wish.near:
-                if to != node and (to not in out or there - cost < out[to]):
-                    out[to] = there - cost
+        for task in self._tasks_at[node]:
+            present, costs = self._present_cost[task], self._costs[task]
+            for to, there in enumerate(costs.away, self._members):
+                if to != node and (to not in out or there - present < out[to]):
+                    out[to] = there - present
+            for to, there in costs.near:
+                if to != node and (to not in out or there - present < out[to]):
+                    out[to] = there - present
         return out
 
     def drain(self, source: int) -> None:
@@ -252,17 +255,17 @@ class _Flow:
         rising = {to for to, cost in self._ways(node) if height[to] - here == cost}
         tasks = self._in_order(node) if rising & self._out[node].keys() else []
         for task in tasks:
-            for to, cost in self._wishes[task].near:
-                if to in rising and height[to] - here == cost - self._cost[task]:
+            for to, cost in self._costs[task].near:
+                if to in rising and height[to] - here == cost - self._present_cost[task]:
                     yield Arc(to, task)
         if node >= self._members:
             in_rack = self._in_rack[node - self._members]
-            for place in sorted(in_rack, key=self._surplus):  # those with room first
+            for place in sorted(in_rack, key=self._surplus):  # those that can take more first
                 if place in rising:
                     yield Arc(place, ANY)
         for task in tasks:
-            for to, cost in enumerate(self._wishes[task].away, self._members):
-                if to in rising and height[to] - here == cost - self._cost[task]:
+            for to, cost in enumerate(self._costs[task].away, self._members):
+                if to in rising and height[to] - here == cost - self._present_cost[task]:
                     yield Arc(to, task)
         if self._extra in rising:
             yield Arc(self._extra, NOBODY)
@@ -271,8 +274,8 @@ class _Flow:
         """Of equal tasks, those first whose kind has most here: both sides stay mixed."""
         number: Counter[int] = Counter()
         ranked = []
-        for task in self._held[node]:
-            kind = self._wishes[task].kind
+        for task in self._tasks_at[node]:
+            kind = self._costs[task].kind
             number[kind] += 1
             ranked.append((-number[kind], -kind, task))
         return [task for _, _, task in sorted(ranked)]
@@ -285,15 +288,15 @@ class _Flow:
             return
         task = arc.task
         if task == ANY:
-            task = next(reversed(self._held[node]))
+            task = next(reversed(self._tasks_at[node]))
         else:
-            wish = self._wishes[task]
-            near = dict(wish.near)
-            self._cost[task] = (
-                wish.away[arc.to - self._members] if arc.to >= self._members else near[arc.to]
+            costs = self._costs[task]
+            near = dict(costs.near)
+            self._present_cost[task] = (
+                costs.away[arc.to - self._members] if arc.to >= self._members else near[arc.to]
             )
-        del self._held[node][task]
-        self._held[arc.to][task] = None
+        del self._tasks_at[node][task]
+        self._tasks_at[arc.to][task] = None
         self._at[task] = arc.to
         self._out.pop(node, None)
         self._out.pop(arc.to, None)

@@ -1,7 +1,7 @@
 """Says how far the group may go towards the ideal now: hot copies win (I5, D8). Pure.
 
 As in KIP-441 a task runs on where it is hot while its ideal owner warms up. Where no warm-up is
-left in the budget it is *parked*: it runs on all the same.
+left in the budget the task waits for one, and runs on all the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from everflow.records import TaskId
 
 
 @dataclass(frozen=True)
-class _Move:
+class _Movement:
     """A member that should hold a task and is not hot yet. ``standby``: the role it waits for is
     not the active one."""
 
@@ -33,7 +33,7 @@ class _Draft:
     ideal: Placement
     active: dict[TaskId, str] = field(default_factory=dict)
     standby: dict[TaskId, set[str]] = field(default_factory=dict)
-    moves: list[_Move] = field(default_factory=list)
+    movements: list[_Movement] = field(default_factory=list)
     swaps: int = 0
 
     def __post_init__(self) -> None:
@@ -66,13 +66,13 @@ def refine(lags: Lags, ideal: Placement) -> Placement:
     for task in sorted(draft.standby):
         _place_standbys(draft, task)
     warmup: dict[TaskId, set[str]] = {}
-    for move in _within_budget(draft):
-        warmup.setdefault(move.task, set()).add(move.destination)
+    for movement in _within_budget(draft):
+        warmup.setdefault(movement.task, set()).add(movement.destination)
     return Placement(
         draft.active,
         {task: frozenset(holders) for task, holders in draft.standby.items() if holders},
         {task: frozenset(holders) for task, holders in warmup.items()},
-        draft.swaps + len(draft.moves),
+        draft.swaps + len(draft.movements),
     )
 
 
@@ -91,7 +91,7 @@ def _place_active(draft: _Draft, task: TaskId) -> None:
         draft.swaps += 1
     else:
         draft.load[wanted] -= 1
-        draft.moves.append(_Move(task, holder, wanted, standby=False))
+        draft.movements.append(_Movement(task, holder, wanted, standby=False))
 
 
 def _runs_meanwhile(draft: _Draft, task: TaskId, wanted: str) -> str:
@@ -130,13 +130,13 @@ def _place_standbys(draft: _Draft, task: TaskId) -> None:
             following.add(holder)
             busy.add(holder)
             draft.load[holder] += 1
-            draft.moves.append(
-                _Move(task, holder, wanted, standby=wanted != draft.ideal.active.get(task))
+            draft.movements.append(
+                _Movement(task, holder, wanted, standby=wanted != draft.ideal.active.get(task))
             )
 
 
-def _within_budget(draft: _Draft) -> list[_Move]:
-    """Which moves get a warm-up: actives before standbys; started ones before new ones, those
+def _within_budget(draft: _Draft) -> list[_Movement]:
+    """Which movements get a warm-up: actives before standbys; started ones before new ones, those
     nearest to hot first; last those on a member that restores tasks of its own."""
     lags = draft.lags
     cluster = lags.cluster
@@ -148,17 +148,25 @@ def _within_budget(draft: _Draft) -> list[_Move]:
     planted: Counter[str] = Counter()
 
     def entry(index: int) -> tuple[object, ...]:
-        move = draft.moves[index]
-        started = move.destination in lags.copies(move.task)
-        rank = 0 if started else 2 if move.destination in busy else 1
-        threads = draft.members[move.destination].threads
-        load = (draft.load[move.destination] + planted[move.destination]) / threads
-        near = lags.lag(move.destination, move.task) if started else 0
-        return (move.standby, rank, near, load, -draft.per_thread(move.source), move.task, index)
+        movement = draft.movements[index]
+        started = movement.destination in lags.copies(movement.task)
+        rank = 0 if started else 2 if movement.destination in busy else 1
+        threads = draft.members[movement.destination].threads
+        load = (draft.load[movement.destination] + planted[movement.destination]) / threads
+        near = lags.lag(movement.destination, movement.task) if started else 0
+        return (
+            movement.standby,
+            rank,
+            near,
+            load,
+            -draft.per_thread(movement.source),
+            movement.task,
+            index,
+        )
 
-    heap = [entry(index) for index in range(len(draft.moves))]
+    heap = [entry(index) for index in range(len(draft.movements))]
     heapq.heapify(heap)
-    chosen: list[_Move] = []
+    chosen: list[_Movement] = []
     while heap and len(chosen) < cluster.rules.max_warmups:
         index = heap[0][-1]
         assert isinstance(index, int)
@@ -167,8 +175,8 @@ def _within_budget(draft: _Draft) -> list[_Move]:
             heapq.heapreplace(heap, now)
             continue
         heapq.heappop(heap)
-        chosen.append(draft.moves[index])
-        planted[draft.moves[index].destination] += 1
+        chosen.append(draft.movements[index])
+        planted[draft.movements[index].destination] += 1
     return chosen
 
 
@@ -177,7 +185,7 @@ def prior_placement(lags: Lags) -> Placement:
     to the least loaded.
 
     The nearest copies stay standbys; where lags are known, one of another history is none (X1). No
-    warm-ups: nothing shall move. Movements are at least one, so that the group looks again.
+    warm-ups: nothing shall move. Movements are at least one, so that a rebalance follows.
     """
     cluster = lags.cluster
     members = eligible(cluster)

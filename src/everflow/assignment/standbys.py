@@ -27,8 +27,8 @@ _Far = tuple[int, ...]
 _Copies = list[tuple[TaskId, _Place]]
 
 EXCHANGE_ROUNDS = 4
-EXCHANGE_LOOKS = 1_000_000
-"""Classes looked at in one decision: where nearly every copy is a class of its own, what was saved
+EXCHANGE_COMPARISONS = 1_000_000
+"""Classes compared in one decision: where nearly every copy is a class of its own, what was saved
 by then has to do."""
 
 
@@ -73,7 +73,7 @@ class Exchange:
             defaultdict(dict)
         )
         self._new_tags: dict[tuple[SharedTags, _Taken], int] = {}
-        self._looks = 0
+        self._compared = 0
         for task in self.standby:
             self._list(task)
 
@@ -123,9 +123,9 @@ class Exchange:
                 worth.append((saved, classes))
         best: tuple[int, TaskId, _Place] | None = None
         for saved, classes in sorted(worth, key=lambda one: -one[0]):
-            if self._looks > EXCHANGE_LOOKS or (best is not None and saved < -best[0]):
+            if self._compared > EXCHANGE_COMPARISONS or (best is not None and saved < -best[0]):
                 break
-            self._looks += len(classes)
+            self._compared += len(classes)
             for (tags, other_taken), copies in classes.items():
                 if best is not None and (-saved, *copies[0]) >= best:
                     continue
@@ -183,21 +183,21 @@ def place_standbys(
     cluster = lags.cluster
     if cluster.rules.num_standbys == 0 or len(members) < 2:
         return {}
-    floor = _Floor(cluster, members, tasks, active)
-    even = floor.even_numbers()
+    draft = _StandbyDraft(cluster, members, tasks, active)
+    even = draft.even_numbers()
     if cluster.rules.rack_tags:
         for task in tasks:
-            floor.place_apart(task, even, lags)
+            draft.place_apart(task, even, lags)
     else:
-        floor.keep_hot_copies(tasks, even, lags)
+        draft.keep_hot_copies(tasks, even, lags)
         for task in tasks:
-            floor.fill(task)
-    floor.level()
+            draft.fill(task)
+    draft.level()
     costs = RackCosts.of(cluster, members)
     if costs is not None:
-        floor.exchange(costs, costs_of(cluster))
+        draft.exchange(costs, costs_of(cluster))
     return {
-        task: frozenset(members[place].member_id for place in floor.standby[task]) for task in tasks
+        task: frozenset(members[place].member_id for place in draft.standby[task]) for task in tasks
     }
 
 
@@ -210,11 +210,11 @@ def exchanged_standbys(
     costs = RackCosts.of(cluster, members)
     if costs is None:
         return dict(standby)
-    floor = _Floor(cluster, members, sorted(standby), active)
-    floor.put(standby)
-    floor.exchange(costs, costs_of(cluster))
+    draft = _StandbyDraft(cluster, members, sorted(standby), active)
+    draft.put(standby)
+    draft.exchange(costs, costs_of(cluster))
     return {
-        task: frozenset(members[place].member_id for place in floor.standby[task])
+        task: frozenset(members[place].member_id for place in draft.standby[task])
         for task in sorted(standby)
     }
 
@@ -238,7 +238,7 @@ def _coarse_keys(tags: Sequence[SharedTags]) -> tuple[int, ...]:
     return tuple(sorted(keys))
 
 
-class _Floor:
+class _StandbyDraft:
     """The placement while it is made; members are known by their place in the order."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """Finds the ideal placement, as if state could be moved for free (D8). Pure.
 
 Kafka's ideal deals tasks anew at every change, which moves most of them. Here the *numbers* per
-member are dealt, and placement is what costs least (`wishes`): only the surplus moves, and the
+member are dealt, and placement is what costs least (`task_costs`): only the surplus moves, and the
 ideal of the ideal is itself.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from everflow.assignment.cluster_state import ClusterState, Member, RackCosts, costs_of
-from everflow.assignment.flow import Seats, Wish, cheapest
+from everflow.assignment.flow import Capacities, TaskCosts, cheapest
 from everflow.assignment.lags import Lags
 from everflow.assignment.standbys import place_standbys
 from everflow.records import TaskId
@@ -22,9 +22,9 @@ OWN, HOT, COPY, NOTHING = range(4)
 """How near a member is to a task: it owns it, is hot, has a copy, has nothing."""
 
 
-def wishes(
+def task_costs(
     lags: Lags, tasks: Sequence[TaskId], members: Sequence[Member], racks: RackCosts
-) -> list[Wish]:
+) -> list[TaskCosts]:
     """The costs of each task; members by their place, racks by theirs in ``racks``. All tasks have
     state, or none has."""
     if not tasks:
@@ -33,8 +33,8 @@ def wishes(
     traffic, non_overlap = costs_of(cluster, stateful=cluster.tasks[tasks[0]].stateful)
     scale = NOTHING * len(tasks) + 1
 
-    def cost(remote: int, moves: int, distance: int) -> int:
-        return ((traffic * remote + non_overlap * moves) * scale + moves) * scale + distance
+    def cost(remote: int, moved: int, distance: int) -> int:
+        return ((traffic * remote + non_overlap * moved) * scale + moved) * scale + distance
 
     far: dict[tuple[object, ...], tuple[int, ...]] = {}
     place_of = {member.member_id: place for place, member in enumerate(members)}
@@ -48,8 +48,8 @@ def wishes(
         anywhere = lags.hot_without_copy(task)
         away = far.get((remote, anywhere, owner is None))
         if away is None:
-            moves = 0 if anywhere and owner is None else 1
-            away = tuple(cost(one, moves, NOTHING) for one in remote)
+            moved = 0 if anywhere and owner is None else 1
+            away = tuple(cost(one, moved, NOTHING) for one in remote)
             far[remote, anywhere, owner is None] = away
         near = []
         copies = {one: lag for one, lag in lags.copies(task).items() if one in place_of}
@@ -66,13 +66,15 @@ def wishes(
         near.sort()
         if owner is not None:
             near.insert(0, (0, place_of[owner], cost(remote[racks.rack_of[owner]], 0, OWN)))
-        answer.append(Wish(away, tuple((place, here) for _, place, here in near), task.subtopology))
+        answer.append(
+            TaskCosts(away, tuple((place, here) for _, place, here in near), task.subtopology)
+        )
     return answer
 
 
-_Share = tuple[list[int], list[bool], int]
-"""What of `Seats` an even deal decides: ``least``, ``open``, ``extra``. Who of equals gets one more
-is left to who holds it, or its state, already: a fixed choice would move tasks for nothing."""
+_Quotas = tuple[list[int], list[bool], int]
+"""What of `Capacities` an even deal decides: ``least``, ``open``, ``extra``. Who of equals gets one
+more is left to who holds it, or its state, already: a fixed choice would move tasks for nothing."""
 
 
 def in_turn(
@@ -165,8 +167,8 @@ def exchanged_actives(cluster: ClusterState, placed: Mapping[TaskId, str]) -> di
     exchanged: dict[TaskId, str] = {}
     for _, part in sorted(groups.items()):
         numbers = [len(owned[member.member_id].intersection(part)) for member in members]
-        share = numbers, [False] * len(members), 0
-        exchanged.update(_deal(lags, part, members, share))
+        quotas = numbers, [False] * len(members), 0
+        exchanged.update(_deal(lags, part, members, quotas))
     return exchanged
 
 
@@ -181,16 +183,16 @@ def _deal_all(
     dealt: dict[TaskId, str] = {}
     for index in parts:
         part = [task for task in tasks if index is None or task.subtopology == index]
-        share = _share(len(part), members, load, each_alone=each_alone)
-        dealt.update(_deal(lags, part, members, share))
+        quotas = _even_quotas(len(part), members, load, each_alone=each_alone)
+        dealt.update(_deal(lags, part, members, quotas))
         for task in part:
             load[dealt[task]] += 1
     return dealt
 
 
-def _share(
+def _even_quotas(
     total: int, members: Sequence[Member], base: Mapping[str, int], *, each_alone: bool
-) -> _Share:
+) -> _Quotas:
     """Always one more for the least loaded per thread; the last ones stay open among equals."""
     numbers = [0] * len(members)
 
@@ -218,13 +220,13 @@ def _share(
 
 
 def _deal(
-    lags: Lags, tasks: Sequence[TaskId], members: Sequence[Member], share: _Share
+    lags: Lags, tasks: Sequence[TaskId], members: Sequence[Member], quotas: _Quotas
 ) -> dict[TaskId, str]:
     """The cheapest placement; tasks that nobody in their rack has anything of are dealt in turn
     there."""
     racks = RackCosts.of(lags.cluster, members) or RackCosts.none(members)
     rack_of = [racks.rack_of[member.member_id] for member in members]
-    placed = cheapest(wishes(lags, tasks, members, racks), Seats(rack_of, *share))
+    placed = cheapest(task_costs(lags, tasks, members, racks), Capacities(rack_of, *quotas))
     dealt = {tasks[at]: members[place].member_id for at, place in placed.member.items()}
     for rack in range(len(racks.racks)):
         left = {

@@ -165,11 +165,11 @@ def hosts_of(group: Iterable[tuple[bytes, bytes]]) -> dict[str, HostTasks]:
     hosts: dict[str, HostTasks] = {}
     for subscription, assignment in group:
         try:
-            endpoint, given = decode(subscription).endpoint, decode_assignment(assignment)
+            endpoint, answer = decode(subscription).endpoint, decode_assignment(assignment)
         except UserDataError:
             continue
-        if endpoint and given.error is AnswerError.NONE:
-            hosts[endpoint] = HostTasks(given.active, given.standby)
+        if endpoint and answer.error is AnswerError.NONE:
+            hosts[endpoint] = HostTasks(answer.active, answer.standby)
     return hosts
 
 

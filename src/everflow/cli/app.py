@@ -152,14 +152,18 @@ def describe(
         DescribeFormat.json: described.as_json,
         DescribeFormat.mermaid: described.as_mermaid,
     }
-    roads = {
+    physical_forms = {
         DescribeFormat.text: described.physical_text,
         DescribeFormat.json: described.physical_json,
     }
-    if physical and form not in roads:
+    if physical and form not in physical_forms:
         raise ConfigError(f"--physical is shown as text or json, not as {form.value}.")
     with own_status() as status, loaded(target, status) as topology:
-        shown = physical_description(topology, roads[form]) if physical else forms[form](topology)
+        shown = (
+            physical_description(topology, physical_forms[form])
+            if physical
+            else forms[form](topology)
+        )
     typer.echo(shown.rstrip())
 
 
@@ -275,7 +279,7 @@ def reset(
             return
         if not force:
             reset.require_alone(plan.members)
-        folder = reset.held_folder(plan)
+        folder = reset.locked_folder(plan)
         if folder is not None:
             stack.callback(folder.close)
         for line in plan.lines():

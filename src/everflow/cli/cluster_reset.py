@@ -271,7 +271,7 @@ def _member(one: MemberDescription) -> str:
 STEP_S = 60.0
 """How long each step is tried."""
 REQUEST_S = 10.0
-_LOOK_MS = 100.0
+_POLL_MS = 100.0
 
 
 @dataclass(kw_only=True)
@@ -355,7 +355,7 @@ class ClusterReset:
             return []
         return lost_writers(config.application_id, found, (), "")
 
-    def held_folder(self, plan: Plan) -> StateDirectory | None:
+    def locked_folder(self, plan: Plan) -> StateDirectory | None:
         """This host's state folder, locked; None: there is none. StateLockedError: in use."""
         if plan.folder is None:
             return None
@@ -408,7 +408,7 @@ class ClusterReset:
                     )
                 self.admin.remove_members(plan.application_id, members, STEP_S)
                 self.status.say(f"took {counted(len(members), 'member')} out of the group")
-                self.clock.wait(self._never, _LOOK_MS)
+                self.clock.wait(self._never, _POLL_MS)
 
     def _fence(self, plan: Plan) -> None:
         """An open transaction may commit offsets of before the reset after it."""
@@ -441,7 +441,7 @@ class ClusterReset:
                     f"{some(sorted(left))} were deleted {STEP_S:g} s ago, and are still there. "
                     f"Look at the brokers, then reset again."
                 )
-            self.clock.wait(self._never, _LOOK_MS)
+            self.clock.wait(self._never, _POLL_MS)
 
     def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit offsets as a first start does, without metadata of stores and stream times."""

@@ -160,7 +160,7 @@ _NEEDED = {
 }
 
 
-def given_settings(
+def option_settings(
     settings: Sequence[str] | None, folders: Sequence[Path] | None
 ) -> dict[str, str]:
     """The settings of ``--settings-folder`` and ``--set``. Raises ConfigError."""
@@ -174,18 +174,18 @@ def merged_settings(
 ) -> dict[str, object]:
     """All settings of a command line that names a program. ConfigError without a required one."""
     set_here = {key: value for key, value in options.items() if value is not None}
-    merged = {**given_settings(settings, folders), **set_here}
+    merged = {**option_settings(settings, folders), **set_here}
     missing = [text for key, text in _NEEDED.items() if merged.get(key) in (None, "")]
     if missing:
         raise ConfigError("\n".join(missing))
     return merged
 
 
-def assignments(option: str, given: Sequence[str] | None) -> dict[str, str]:
+def assignments(option: str, arguments: Sequence[str] | None) -> dict[str, str]:
     """The ``key=value`` arguments of ``option``, of equal keys the last one, with a warning for
     secrets: a command line is shown to all users of its host. ConfigError for one that is none."""
     found: dict[str, str] = {}
-    for argument in given or []:
+    for argument in arguments or []:
         key, separator, value = argument.partition("=")
         if not separator or not key.strip():
             raise ConfigError(
@@ -266,10 +266,10 @@ class Cluster:
         """Settings of the clients; ``more`` as ``KEY=VALUE``. Raises ConfigError."""
         from everflow.config import StreamsConfig
 
-        given = given_settings([*(self.settings or []), *more], self.settings_folder)
+        settings = option_settings([*(self.settings or []), *more], self.settings_folder)
         own = {"application.id": "everflow-command", "bootstrap.servers": self.servers}
         with named_as_typed({"bootstrap.servers": "--bootstrap-servers"}):
-            return StreamsConfig(**{**own, **given})
+            return StreamsConfig(**{**own, **settings})
 
     @contextmanager
     def connected(self) -> Iterator[tuple[StreamsConfig, ClusterAdmin, StatusLine]]:
@@ -329,7 +329,7 @@ class InstanceSettings:
     def merged(self) -> dict[str, object]:
         """All settings by their keys. Raises ConfigError."""
         return {
-            **given_settings(self.settings, self.settings_folder),
+            **option_settings(self.settings, self.settings_folder),
             "application.id": self.application_id,
             "bootstrap.servers": self.servers,
         }

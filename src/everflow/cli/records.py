@@ -21,7 +21,7 @@ from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
 from everflow.errors import ConfigError, LogStartMovedError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.log_fetcher import LogFetcher
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import TopicPartition
 from everflow.serdes import Serde, SerdeError
@@ -231,14 +231,14 @@ def send(config: StreamsConfig, topic: str, lines_: Iterable[Line], status: Stat
     return sent
 
 
-def _in_groups(given: Iterable[Line]) -> Iterator[list[Line]]:
+def _in_groups(lines: Iterable[Line]) -> Iterator[list[Line]]:
     """The lines that are there at a time: one that was typed does not wait for the next. An error
     comes behind the lines before it."""
     coming: queue.Queue[Line | Exception | None] = queue.Queue(_AT_ONCE)
 
     def read() -> None:
         try:
-            for line in given:
+            for line in lines:
                 coming.put(line)
             coming.put(None)
         except Exception as failure:
@@ -272,20 +272,20 @@ def records(
 ) -> Iterator[ReadRecord]:
     """Committed records from ``starts`` on, until ``count`` of them or none for ``timeout_s``."""
     ends = dict.fromkeys(starts, sys.maxsize)
-    with closing(FetchTap.over(config.consumer())) as tap:
-        tap.go_to(starts)
+    with closing(LogFetcher.over(config.consumer())) as fetcher:
+        fetcher.go_to(starts)
         last = time.monotonic()
         shown = 0
         while count is None or shown < count:
             most = _AT_ONCE if count is None else min(_AT_ONCE, count)
             try:
-                found = tap.take(ends, _POLL_S, most_records=most)
+                found = fetcher.take(ends, _POLL_S, most_records=most)
             except LogStartMovedError as moved:  # deleted meanwhile: on from what is still there
                 if moved.partition is None:
                     raise
                 with closing(ClusterAdmin(config.admin())) as admin:
                     begin = admin.list_offsets([moved.partition], "earliest", "read_uncommitted")
-                tap.go_to({**tap.positions, **begin})
+                fetcher.go_to({**fetcher.positions, **begin})
                 continue
             if not any(chunk.records for chunk in found.values()):
                 idle = time.monotonic() - last
@@ -293,7 +293,9 @@ def records(
                     return
                 if idle >= _IDLE_S:
                     away = f"no answer from Kafka at {config.bootstrap_servers}"
-                    status.show(f"{away if tap.trouble else 'waiting for records'}, {idle:.0f} s")
+                    status.show(
+                        f"{away if fetcher.trouble else 'waiting for records'}, {idle:.0f} s"
+                    )
                 continue
             last = time.monotonic()
             status.clear()

@@ -41,7 +41,8 @@ WATCH_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 10.0
 LONGEST_RUNNING_S = 30.0
 WATCH_PAUSES = 300.0
-"""A look at 1,000 tasks takes hundredths of a second of a core; so many looks are the pause."""
+"""A snapshot of 1,000 tasks takes hundredths of a second of a core; the pause is so many times
+that."""
 RATE_S = 10.0
 """Rates are taken over so long."""
 ASK_S = 3.0
@@ -122,19 +123,19 @@ def pause_s(took_s: float, state: ClientState) -> float:
 
 @dataclass
 class Progress:
-    """Looks at an instance -> the progress line. Not thread-safe."""
+    """Metrics snapshots of an instance -> the progress line. Not thread-safe."""
 
-    _looks: deque[tuple[float, float]] = field(default_factory=deque)
+    _snapshots: deque[tuple[float, float]] = field(default_factory=deque)
 
     def line(self, at_s: float, figures: Mapping[str, float | str], tasks: str) -> str:
         """``45,120 records/s · lag 12,345 · 6 active, 2 standby``: of this instance.
 
         ``figures``: of `KafkaStreams.metrics`; ``tasks``: `everflow.instance.describe.summary`.
         """
-        self._looks.append((at_s, float(figures.get(names.RECORDS_CONSUMED, 0.0))))
-        while len(self._looks) > 2 and at_s - self._looks[0][0] > RATE_S:
-            self._looks.popleft()
-        (began_s, before), (_, now) = self._looks[0], self._looks[-1]
+        self._snapshots.append((at_s, float(figures.get(names.RECORDS_CONSUMED, 0.0))))
+        while len(self._snapshots) > 2 and at_s - self._snapshots[0][0] > RATE_S:
+            self._snapshots.popleft()
+        (began_s, before), (_, now) = self._snapshots[0], self._snapshots[-1]
         rate = (now - before) / (at_s - began_s) if at_s > began_s else 0.0
         lag = float(figures[names.LAG])
         known = "lag unknown" if math.isnan(lag) else f"lag {lag:,.0f}"

@@ -300,11 +300,11 @@ def ask(addresses: Iterable[str]) -> list[dict[str, Any]]:
         url_of(address)
     # Beside each other: one that hangs takes `ANSWER_S`, and so do ten.
     with ThreadPoolExecutor(MOST_ASKED) as asking:
-        told = list(asking.map(_answer, every))
-    errors = [error for _, error in told if error is not None]
-    if errors and len(errors) == len(told):
+        answers = list(asking.map(_answer, every))
+    errors = [error for _, error in answers if error is not None]
+    if errors and len(errors) == len(answers):
         raise errors[0]
-    return [found for found, _ in told]
+    return [found for found, _ in answers]
 
 
 def _answer(address: str) -> tuple[dict[str, Any], EverflowError | None]:
@@ -415,7 +415,7 @@ def _task_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-LOOK_EVERY_S = 0.25
+POLL_EVERY_S = 0.25
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 DONE, FAILED = "NOT_RUNNING", ("PENDING_ERROR", "ERROR")
 
@@ -450,7 +450,7 @@ def drained(
         if status.get("state") in FAILED:
             raise FatalError(f"the instance at {address} ended with an error: {status['error']}")
         report(f"{progress(status)}, {duration(passed_s)}")
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_EVERY_S)
     raise RetriableError(
         f"the instance at {address} still runs after {timeout_s:g} s; it goes on stopping."
     )

@@ -54,20 +54,20 @@ _MODULES = {
 _EXTENSION = "extension_"
 
 
-def in_librdkafkas_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A client's settings with its security in librdkafka's names; others stay as they are. What is
-    given in both names has librdkafka's.
+def in_librdkafkas_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A client's settings with its security in librdkafka's names; others stay as they are. Of a
+    setting in both names librdkafka's counts.
 
     Raises:
         ConfigError: a mechanism that not all of everflow's clients speak, a store that is not PEM,
             a login module or a class that is not known here. No secret is in the message.
     """
     settings = {
-        _RENAMED.get(key, key): value for key, value in given.items() if key not in _RENAMED
+        _RENAMED.get(key, key): value for key, value in config.items() if key not in _RENAMED
     }
     for key, name in _RENAMED.items():
-        if key in given:
-            settings.setdefault(name, given[key])
+        if key in config:
+            settings.setdefault(name, config[key])
     _classes(settings)
     for store in _STORES:
         _store(settings, store)

@@ -1,6 +1,6 @@
 """Connections to brokers, over kafka-python's protocol layer; membership drives `group_channel`.
 
-Asking: `admin`; `errors` classifies the brokers' codes. Reading: the room `reading`. Writing: the
-room `writing`. Settings, which have librdkafka's names: `client_settings`, `connection_settings`.
+Asking: `admin`; `errors` classifies the brokers' codes. Packages: `reading` and `writing`.
+Settings, which have librdkafka's names: `client_settings`, `connection_settings`.
 May import layers 0 and 1, and kafka-python. Driver and Python workers both run it.
 """

@@ -37,7 +37,7 @@ from everflow.kafka.errors import (
     code_of,
 )
 from everflow.kafka.group_channel import GroupSettings
-from everflow.records import CommittedOffset, TopicPartition, by_topic
+from everflow.records import NO_EPOCH, CommittedOffset, TopicPartition, by_topic
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 T = TypeVar("T")
@@ -47,7 +47,6 @@ _NEWEST = -3
 """In place of a time; KIP-734 has the last one."""
 _NEWEST_VERSION, _EPOCHS_VERSION = 7, 4
 """Of the requests for offsets, from which they may ask for it."""
-_NO_EPOCH = -1
 _TOPIC, _BROKER = 2, 4
 _DESCRIBE_VERSION = 5
 """The next one calls a group that has no members an error."""
@@ -398,7 +397,7 @@ class ClusterAdmin:
             return consumer_api.ListOffsetsRequest(
                 replica_id=-1,
                 isolation_level=consumer_api.IsolationLevel[isolation.upper()].value,
-                topics=by_topic(logs, lambda tp: (tp.partition, _NO_EPOCH, at)),
+                topics=by_topic(logs, lambda tp: (tp.partition, NO_EPOCH, at)),
                 min_version=_NEWEST_VERSION if at == _NEWEST else _EPOCHS_VERSION,
             )
 
@@ -549,7 +548,7 @@ class ClusterAdmin:
             group_instance_id=None,
             retention_time_ms=-1,
             topics=by_topic(
-                sorted(offsets), lambda tp: (tp.partition, offsets[tp], _NO_EPOCH, text)
+                sorted(offsets), lambda tp: (tp.partition, offsets[tp], NO_EPOCH, text)
             ),
             **_COMMIT_VERSIONS,
         )

@@ -31,7 +31,7 @@ _STEPS_TO_THE_WIRE = 8
 """Turns from a new task to its bytes in the socket, and one or two more."""
 _NO_LEADER = (None, -1)
 _SOCKET_READ_BYTES = 1 << 20
-_LOOK_S = 0.1
+_STOP_CHECK_S = 0.1
 _STOP_MS = 1_000
 _REASON_MS = 1_000
 
@@ -105,7 +105,7 @@ class BrokerLink:
         except RuntimeError as failure:  # closed meanwhile
             raise LinkLostError(f"{failure}", sent=False) from failure
         until_s = self.now() + timeout_s
-        while not done.wait(max(0.0, min(until_s - self.now(), _LOOK_S))):
+        while not done.wait(max(0.0, min(until_s - self.now(), _STOP_CHECK_S))):
             if stop.is_set() or self.now() >= until_s:
                 raise TimeoutError
         if failures:

@@ -13,7 +13,12 @@ from typing import Any, Literal
 
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
-from everflow.kafka.connection_settings import CHECK_CRCS, CONNECTION_KEYS, connection_settings
+from everflow.kafka.connection_settings import (
+    CHECK_CRCS,
+    CONNECTION_KEYS,
+    SECURITY,
+    connection_settings,
+)
 from everflow.kafka.writing.writer_settings import WRITER_KEYS, writer_settings
 
 log = logging.getLogger("everflow")
@@ -32,7 +37,6 @@ _READ: Mapping[ClientKind, frozenset[str]] = {
     "admin": CONNECTION_KEYS,
 }
 """What each client reads of its settings; security has a check of its own."""
-_SECURITY = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.", "https.")
 _TUNING = """
 allow.auto.create.topics api.version.fallback.ms api.version.request
 api.version.request.timeout.ms auto.commit.enable auto.commit.interval.ms auto.offset.reset
@@ -74,7 +78,7 @@ def check_clients(config: StreamsConfig) -> None:
     """
     for kind in _LAYERS:
         idle = []
-        for key, (own, value) in _given(config, kind).items():
+        for key, (own, value) in _set_by_user(config, kind).items():
             reason = _refusal(kind, key, value)
             if reason is not None:
                 shown = "(not shown)" if any(word in key for word in _SECRET) else repr(value)
@@ -90,7 +94,7 @@ def check_clients(config: StreamsConfig) -> None:
         connection_settings({"bootstrap.servers": "", **settings})
 
 
-def _given(config: StreamsConfig, kind: ClientKind) -> dict[str, tuple[str, Any]]:
+def _set_by_user(config: StreamsConfig, kind: ClientKind) -> dict[str, tuple[str, Any]]:
     """The user's settings of this client: the client's key -> the key as the user writes it, and
     the value."""
     settings = {"producer": config.producer, "consumer": config.consumer, "admin": config.admin}
@@ -104,7 +108,7 @@ def _given(config: StreamsConfig, kind: ClientKind) -> dict[str, tuple[str, Any]
 
 
 def _refusal(kind: ClientKind, key: str, value: Any) -> str | None:
-    if key.startswith(_SECURITY):
+    if key.startswith(SECURITY):
         return None
     known = _READ[kind] | _WITHOUT_EFFECT
     others = frozenset[str]().union(*_READ.values())

@@ -110,8 +110,8 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
                 handlers.append(urllib.request.ProxyHandler({}))
             opener = urllib.request.build_opener(*handlers)
             with opener.open(request, timeout=_ANSWER_S) as answer:
-                given = json.loads(answer.read(_LONGEST_ANSWER))
-            return str(given["access_token"]), float(given.get("expires_in", _LIFE_S))
+                token = json.loads(answer.read(_LONGEST_ANSWER))
+            return str(token["access_token"]), float(token.get("expires_in", _LIFE_S))
         except (OSError, ValueError, KeyError, TypeError) as failure:
             raise SaslAuthenticationFailedError(
                 f"the token endpoint {self._url} gave no token: {failure!r}"
@@ -190,7 +190,7 @@ _TLS = frozenset(
     }
 )
 _TOKENS = ("sasl.oauthbearer.", "https.ca.")
-_SECURITY = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.")
+SECURITY = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.", "https.")
 _WITH_TLS = ("SSL", "SASL_SSL")
 
 
@@ -207,7 +207,7 @@ def connection_settings(config: Mapping[str, Any]) -> dict[str, Any]:
             settings[_KEYWORDS[key]] = value
         elif key in _TIMES:
             settings[_TIMES[key]] = whole_number(key, value)
-        elif key.startswith(_SECURITY) and key not in _TLS and not key.startswith(_TOKENS):
+        elif key.startswith(SECURITY) and key not in _TLS and not key.startswith(_TOKENS):
             raise ConfigError(
                 f"{key} cannot be said to all of everflow's clients. TLS takes "
                 f"{', '.join(sorted(_TLS))}."
@@ -285,7 +285,7 @@ def _certificate(context: ssl.SSLContext, config: Mapping[str, Any]) -> None:
     # Python loads certificates from files only.
     with tempfile.TemporaryDirectory(prefix="everflow-tls-") as folder:
         files = [
-            _file(Path(folder) / name, *given) for name, given in (("chain", chain), ("key", key))
+            _file(Path(folder) / name, *source) for name, source in (("chain", chain), ("key", key))
         ]
         if files[0] is None:
             raise ConfigError("ssl.key.location or .pem needs ssl.certificate.location or .pem.")

@@ -329,13 +329,13 @@ def _indented(text: str) -> str:
 def plain_of(letter: DeadLetter) -> dict[str, Any]:
     """All there is of a letter, for JSON: bytes in base64."""
     about = letter.about
-    told = ("stage", "node", "task", "attempt", "exception", "message", "stacktrace")
+    fields = ("stage", "node", "task", "attempt", "exception", "message", "stacktrace")
     return {
         "letter": str(letter.place),
         "timestamp": letter.timestamp,
         "record": letter.origin,
         "topic": letter.source,
-        **{name: about.get(name, "") for name in told},
+        **{name: about.get(name, "") for name in fields},
         "left_out": letter.parts_left_out,
         "key": _base64(letter.key),
         "value": _base64(letter.value),

@@ -45,13 +45,13 @@ def watch_every(since_rebalance_ms: float, settled_ms: float) -> float:
     """The interval in ms from one check of the group to the next. Pure.
 
     What a rebalance revokes the next one hands over (KIP-429), and those tasks stand still until
-    every member has noticed it. So a member looks again after an eighth of the time since the last
+    every member has noticed it. So a member checks again after an eighth of the time since the last
     rebalance ended: after ``settled_ms`` at the latest, a tenth of it at the earliest.
     """
     return min(settled_ms, max(settled_ms / _CLOSEST_SHARE, since_rebalance_ms / _WATCH_SHARE))
 
 
-class Given(NamedTuple):
+class MemberAssignment(NamedTuple):
     """The leader's answer to one member: input partitions, and bytes that only the assignor
     understands."""
 
@@ -73,7 +73,7 @@ class GroupAssignor(Protocol):
         members: Mapping[str, bytes],
         partition_counts: Mapping[str, int],
         read: Mapping[str, Collection[str]],
-    ) -> Mapping[str, Given]:
+    ) -> Mapping[str, MemberAssignment]:
         """On the leader: an answer per member id. A missing topic has the count 0. ``read``: the
         topics that each member reads."""
 
@@ -85,7 +85,7 @@ class GroupListener(Protocol):
     def on_assignment(
         self, partitions: frozenset[TopicPartition], user_data: bytes, generation: int
     ) -> None:
-        """Everything this member was given in ``generation``, also if nothing changed."""
+        """Everything assigned to this member in ``generation``, also if nothing changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ class GroupChannel:
     @property
     def joining(self) -> bool:
         """True from the first JoinGroup of a rebalance until its assignment has been taken; it must
-        not be held then."""
+        not be delayed then."""
         return bool(self._coordinator.rejoining)
 
     @property
@@ -239,22 +239,22 @@ class GroupChannel:
     def close(self, timeout_s: float, leave_group: bool | None = None) -> bool:
         """End the membership, trying for about ``timeout_s`` seconds.
 
-        False if the group was to be told and could not be. ``leave_group``: None: a dynamic member
-        leaves, a static one stays until its session ends (KIP-345); True: both leave; False: both
-        go silently.
+        False if the group should be notified and could not be. ``leave_group``: None: a dynamic
+        member leaves, a static one stays until its session ends (KIP-345); True: both leave;
+        False: both go silently.
         """
         leaves = self._settings.instance_id is None if leave_group is None else leave_group
-        told = True
+        notified = True
         if leaves and self.metadata().member_id:
             try:
                 self._consumer._net.run(self._leave, int(timeout_s * 1000))
             except client_errors.KafkaError as failure:
                 log.debug("leaving group %s: %r", self._settings.group_id, failure)
-                told = False
+                notified = False
         # with one the client would leave once more, and a silent member would leave
         self._coordinator.reset_generation()
         self._consumer.close(autocommit=False, timeout_ms=int(timeout_s * 1000))
-        return told
+        return notified
 
     async def _leave(self, timeout_ms: int) -> None:
         """LeaveGroup over a connection of its own: a broker answers one connection's requests in
@@ -359,9 +359,9 @@ class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]
         )
         return {
             member_id: ConsumerProtocolAssignment(
-                0, by_topic(sorted(given.partitions)), given.user_data
+                0, by_topic(sorted(answer.partitions)), answer.user_data
             )
-            for member_id, given in decided.items()
+            for member_id, answer in decided.items()
         }
 
     def on_assignment(self, assignment: Any, generation: int) -> None:

@@ -41,7 +41,7 @@ def sorted_out(headers: Sequence[Header]) -> tuple[dict[str, str], list[Header]]
         (at for at, (name, _) in enumerate(headers) if name == EXCEPTION), default=len(headers)
     )
     ours = any(name in _OF_EVERFLOW for name, _ in headers[begin:])
-    told: dict[str, str] = {}
+    about: dict[str, str] = {}
     own: list[Header] = []
     for at in range(len(headers) - 1, -1, -1):
         name, data = headers[at]
@@ -49,8 +49,8 @@ def sorted_out(headers: Sequence[Header]) -> tuple[dict[str, str], list[Header]]
             end = name.removeprefix(KAFKA_STREAMS)
         else:
             end = name.removeprefix(OWN) if name in _OF_EVERFLOW and at > begin else ""
-        if end and end not in told:
-            told[end] = (data or b"").decode(errors="replace")
+        if end and end not in about:
+            about[end] = (data or b"").decode(errors="replace")
         else:
             own.append((name.removeprefix(RENAMED) if ours else name, data))
-    return told, own[::-1]
+    return about, own[::-1]

@@ -45,14 +45,14 @@ from everflow.assignment.user_data import (
 )
 from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError
-from everflow.kafka.group_channel import Given
+from everflow.kafka.group_channel import MemberAssignment
 from everflow.logs import ABOUT_ASSIGNMENT, counted, rebalance_log, some
 from everflow.records import TaskId, TopicPartition
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a member takes no part, and the sentence it is told."""
+    """Why a member takes no part, and the sentence it gets."""
 
     error: AnswerError
     message: str
@@ -148,7 +148,7 @@ Decide = Callable[[ClusterState], Assignment]
 """The pure decision; a user's own assignor is plugged in here (KIP-924). It is validated."""
 
 METADATA_RETRY_MS = 1_000
-_MOVES_SHOWN = 5
+_MOVED_SHOWN = 5
 _UUID = re.compile(r"\b([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 Known = Mapping[str, tuple[str, frozenset[TaskId]]]
@@ -317,7 +317,7 @@ class MemberAssignor:
         members: Mapping[str, bytes],
         partition_counts: Mapping[str, int],
         read: Mapping[str, Collection[str]] = MappingProxyType({}),
-    ) -> dict[str, Given]:
+    ) -> dict[str, MemberAssignment]:
         """An answer per member id. Never raises: what goes wrong is an error in the answers. A
         topic counts from when all members ``read`` it, as one that a pattern has found."""
         self._led = True
@@ -336,7 +336,7 @@ class MemberAssignor:
         answers = self._answers(screening, partition_counts)
         inputs = tasks_of(self._counted, partition_counts)
         return {
-            member_id: Given(
+            member_id: MemberAssignment(
                 [tp for task in sorted(answer.active) for tp in inputs[task]],
                 encode_assignment(answer),
             )
@@ -528,7 +528,7 @@ def decision_text(before: Known, cluster: ClusterState, decided: Assignment) -> 
         new = [names[member_id] for member_id in sorted(names) if member_id not in before]
         parts += [f"gone: {some(gone)}"] * bool(gone) + [f"new: {some(new)}"] * bool(new)
     moved = _moved(before, cluster, decided, names)
-    parts += [f"moves now: {some(moved, _MOVES_SHOWN)}"] * bool(moved)
+    parts += [f"moves now: {some(moved, _MOVED_SHOWN)}"] * bool(moved)
     if decided.withheld:
         parts.append(
             f"being handed over: {some(sorted(decided.withheld))} (their owners finish, the next "
@@ -559,10 +559,10 @@ def _moved(
     routes: dict[tuple[str, str], list[TaskId]] = defaultdict(list)
     for member_id, tasks in decided.active.items():
         for task in tasks:
-            held_by = owners.get(task, frozenset())
-            if member_id in held_by:
+            owner_ids = owners.get(task, frozenset())
+            if member_id in owner_ids:
                 continue
-            giver = min(held_by, default=last.get(task, ""))
+            giver = min(owner_ids, default=last.get(task, ""))
             origin = names.get(giver) or (
                 before[giver][0] if giver in before else "nobody (new, or the owner is gone)"
             )

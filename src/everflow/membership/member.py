@@ -98,9 +98,9 @@ class FollowUps:
 
     def __init__(self) -> None:
         self._asked: str | None = None
-        self._hot: dict[TaskId, float] = {}  # not told to the group yet -> when it is due
-        # told with a join -> how long to wait before telling it again
-        self._told: dict[TaskId, float] = {}
+        self._hot: dict[TaskId, float] = {}  # not announced to the group yet -> when it is due
+        # announced with a join -> how long to wait before the next time
+        self._announced: dict[TaskId, float] = {}
         self._standby: frozenset[TaskId] = frozenset()
         self._unasked: frozenset[TaskId] = frozenset()  # standbys for which nobody waits
         self._probe_at: float | None = None
@@ -118,14 +118,14 @@ class FollowUps:
         self._requested = False
 
     def became_hot(self, task: TaskId, now_ms: float) -> None:
-        if task not in self._told and task not in self._unasked:
+        if task not in self._announced and task not in self._unasked:
             self._hot.setdefault(task, now_ms + GATHER_MS)
 
     def joining(self) -> None:
         self._asked = None
         self._requested = False
         for task in self._hot:
-            self._told.setdefault(task, AGAIN_MS)
+            self._announced.setdefault(task, AGAIN_MS)
         self._hot.clear()
         self._probe_at = None
 
@@ -145,12 +145,12 @@ class FollowUps:
         self._hot = {
             task: due for task, due in self._hot.items() if task in standby or task in warmup
         }
-        for task, wait in list(self._told.items()):
+        for task, wait in list(self._announced.items()):
             if task not in warmup:
-                del self._told[task]
+                del self._announced[task]
             elif task not in self._hot:
                 self._hot[task] = now_ms + wait
-                self._told[task] = min(2 * wait, AGAIN_AT_MOST_MS)
+                self._announced[task] = min(2 * wait, AGAIN_AT_MOST_MS)
         if followup_ms is None:
             self._probe_at = None
         elif followup_ms > 0:
@@ -160,7 +160,7 @@ class FollowUps:
 
     def lost(self) -> None:
         self._hot.clear()
-        self._told.clear()
+        self._announced.clear()
         self._unasked = frozenset()
         self._probe_at = None
 
@@ -308,7 +308,7 @@ class GroupMember:
         self._completed_ms = self._clock.monotonic_ms()
         self._follow_ups = FollowUps()
         self._asking = threading.Lock()  # for _follow_ups, and for giving everything up
-        self._held = threading.Event()
+        self._revoking = threading.Event()
         self.wake = threading.Event()
         self._drained = threading.Event()
         self._closing, self._leave_s = False, 5.0
@@ -341,13 +341,15 @@ class GroupMember:
     def stable(self) -> bool:
         """True in a completed generation while no rebalance is known or wanted, and no end of this
         member is awaited."""
-        settled = self._ending is None and not self._held.is_set() and not self._follow_ups.pending
+        settled = (
+            self._ending is None and not self._revoking.is_set() and not self._follow_ups.pending
+        )
         return self._channel is not None and self._channel.stable and settled
 
     @property
     def heartbeats(self) -> int:
-        """How many the group has confirmed. Once two more are, one was *sent* after the first look:
-        what this owned without a break until now was nobody else's."""
+        """How many the group has confirmed. Once two more are, one was *sent* after the first
+        check: what this owned without a break until now was nobody else's."""
         return 0 if self._channel is None else self._channel.heartbeats
 
     def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> bool:
@@ -361,8 +363,8 @@ class GroupMember:
 
     def release(self) -> None:
         """The revoked tasks' batches have ended and they are closed: rejoin."""
-        if self._held.is_set():
-            self._held.clear()
+        if self._revoking.is_set():
+            self._revoking.clear()
             if self._handed_over:
                 self._drained.set()
                 self.wake.set()
@@ -419,8 +421,8 @@ class GroupMember:
         self.request_rejoin("the whole application is to shut down")
 
     def leave(self, timeout_s: float = 5.0, leave_group: bool | None = None) -> None:
-        """End the membership, unless a drain has. No events follow. The group is told for
-        ``timeout_s`` seconds at most. ``leave_group``: see `GroupChannel.close`."""
+        """End the membership, unless a drain has. No events follow. The group is notified
+        for ``timeout_s`` seconds at most. ``leave_group``: see `GroupChannel.close`."""
         self._silent = True
         if not self._closing:
             self._leave_group = leave_group
@@ -444,7 +446,7 @@ class GroupMember:
         return again
 
     def step(self) -> float | None:
-        """One look at the group. Seconds until the next, or None: it is over, call ``close``."""
+        """One check of the group. Seconds until the next, or None: it is over, call ``close``."""
         assert self._channel is not None, "open() first"
         if self._handed_over:
             return None
@@ -496,7 +498,7 @@ class GroupMember:
             self._assignor.draining
             and self._generation >= 0
             and not self._owned
-            and not self._held.is_set()
+            and not self._revoking.is_set()
         )
 
     def _run(self) -> None:
@@ -516,7 +518,7 @@ class GroupMember:
         if why is not None:
             rebalance_log.info("Asking for a rebalance: %s", why, extra=ABOUT_ASSIGNMENT)
             channel.request_rejoin()
-        if not channel.joining and (self._held.is_set() or self._must_finish()):
+        if not channel.joining and (self._revoking.is_set() or self._must_finish()):
             channel.keep_alive()
         else:
             channel.poll(_JOIN_SLICE_S)
@@ -533,7 +535,7 @@ class GroupMember:
 
     def _notice_eviction(self, channel: MemberChannel) -> None:
         """Without a generation others may own the tasks already: there is nothing to hand over."""
-        if channel.metadata().generation < 0 and (self._owned or self._held.is_set()):
+        if channel.metadata().generation < 0 and (self._owned or self._revoking.is_set()):
             self._lose()
 
     def _lose(self) -> None:
@@ -541,7 +543,7 @@ class GroupMember:
             lost, self._owned = frozenset(self._owned), {}
             self._follow_ups.lost()
         self._generation = -1
-        self._held.clear()
+        self._revoking.clear()
         if lost and not self._silent:
             self._emit(Lost(self._tasks(lost), lost))
 
@@ -602,7 +604,7 @@ class GroupMember:
         if before - after and not self._silent:
             # before they are gone from what is owned: else it would look as if they were handed
             # over
-            self._held.set()
+            self._revoking.set()
         self._owned = {**kept, **dict.fromkeys(added, self._serial)}
         self._generation, self._completed_ms = generation, self._clock.monotonic_ms()
         if before - after and not self._silent:

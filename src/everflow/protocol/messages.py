@@ -132,7 +132,7 @@ class BatchRequest:
     waits: Sequence[TopicPartition] | None = ()
     """Inputs at whose end the merge stops though the log has no more; None: it stops at none's
     (``max.task.idle.ms``)."""
-    aside: Sequence[BatchFailure] = ()
+    earlier_failures: Sequence[BatchFailure] = ()
     """What earlier attempts failed on: the handlers decide about each record (note 041)."""
     patient: bool = True
     """Whether partitions that do not answer are waited for: no other task wants the thread."""
@@ -245,7 +245,7 @@ class Printed(NamedTuple):
     left_out: int
 
     def with_later(self, later: Printed) -> Printed:
-        """Both, as far as there is room."""
+        """Both, at most ``most`` rows."""
         rows = [*self.rows, *later.rows]
         too_many = max(0, len(rows) - self.most)
         return self._replace(
@@ -271,7 +271,7 @@ class BatchResult:
         timings: ms spent by the worker: ``read`` (waiting for and reading its input),
             ``operators``, ``write`` (records to the broker), ``gate``, ``offsets``, ``commit``,
             ``apply``; and ``began``, the epoch ms at which it was called.
-        held_ms: for so long its transaction was open while the broker was still ending the one
+        blocked_ms: for so long its transaction was open while the broker was still ending the one
             before.
         left_out: the first few records that failed and that a handler left out, each in a line.
         remarks: what else is logged of the batch, each in a line.
@@ -289,7 +289,7 @@ class BatchResult:
     deferred_offsets: bool = False
     failure: BatchFailure | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
-    held_ms: float = 0.0
+    blocked_ms: float = 0.0
     figures: BatchFigures = field(default_factory=BatchFigures)
     left_out: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """A real Kafka broker as a child process: one KRaft node, for tests, benches and the demo.
 
-Kafka's own code, so a faithful peer; no safe place for data: one replica, no fsync.
+Kafka's own code, so it answers as a cluster does; no safe place for data: one replica, no fsync.
 """
 
 from __future__ import annotations

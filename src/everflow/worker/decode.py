@@ -93,7 +93,7 @@ class Judge:
     @staticmethod
     def of(handlers: Handlers, request: BatchRequest) -> Judge:
         judge = Judge(handlers, request.attempt, request.wall_clock_ms)
-        for failure in request.aside:
+        for failure in request.earlier_failures:
             judge.skip(Fault(failure, None))
         return judge
 

@@ -122,7 +122,7 @@ class SinkWriter(LetterWriter, Protocol):
     """The part of a `RecordWriter` that the sink needs."""
 
     @property
-    def held_ms(self) -> float: ...
+    def blocked_ms(self) -> float: ...
     @property
     def renewals(self) -> int: ...
     def partition_count(self, topic: str) -> int: ...
@@ -303,7 +303,7 @@ class _Transaction:
             dropped=result.dropped,
             deferred_offsets=answer.deferred,
             timings=result.timings,
-            held_ms=writer.held_ms,
+            blocked_ms=writer.blocked_ms,
             figures=figures_of(result),
             printed=result.printed,
             remarks=result.remarks,

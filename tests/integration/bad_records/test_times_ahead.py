@@ -19,7 +19,7 @@ from everflow import Processor, StreamsBuilder, TimeWindows, serdes
 from everflow.cli.app import app as command
 from everflow.dsl.streams import KStream
 from everflow.errors import DamagedEntryError, RecordRefusedError
-from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.log_fetcher import LogFetcher
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.metrics import DEAD_LETTERS, DROPPED_RECORDS
 from everflow.records import StoreChanges, TopicPartition, listed_headers
@@ -165,10 +165,10 @@ def refuse_bad(value: str) -> str:
 def headers_of(cluster: Cluster, topic: str, count: int) -> dict[bytes, Sequence[object]]:
     tp = TopicPartition(topic, 0)
     found: dict[bytes, Sequence[object]] = {}
-    with closing(FetchTap.over({"bootstrap.servers": cluster.bootstrap})) as tap:
-        tap.go_to({tp: 0})
+    with closing(LogFetcher.over({"bootstrap.servers": cluster.bootstrap})) as fetcher:
+        fetcher.go_to({tp: 0})
         while len(found) < count:
-            taken = tap.take({tp: 1 << 40}, 30)
+            taken = fetcher.take({tp: 1 << 40}, 30)
             assert taken, f"{len(found)} of {count} records"
             for chunk in taken.values():
                 columns = chunk.columns(headers=True)

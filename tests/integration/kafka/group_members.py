@@ -56,7 +56,7 @@ class Instance:
 
     def hold(self) -> None:
         """As if revoked tasks' batches still ran: it joins nothing until ``member.release``."""
-        self.member._held.set()
+        self.member._revoking.set()
 
     @property
     def tasks(self) -> frozenset[TaskId]:

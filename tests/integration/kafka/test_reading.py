@@ -14,7 +14,7 @@ from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.reading import fetch_connection
 from everflow.kafka.reading.copy_follower import CopyFollower
 from everflow.kafka.reading.fetch_connection import TailWatch
-from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.log_fetcher import LogFetcher
 from everflow.kafka.reading.range_reader import RangeReader
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import OffsetRange, TopicPartition
@@ -156,11 +156,11 @@ def test_in_bulk_up_to_the_stable_end_and_then_with_the_others(
     assert seen.values[far] == numbers(range(5, 710))
     follower.unfollow([far, near])
     follower.rest()
-    assert follower._tap._connection is not None
+    assert follower._fetcher._connection is not None
     assert isinstance(follower._clock, Later)
     follower._clock.by_s = 31.0
     follower.rest()
-    assert follower._tap._connection is None, "a connection that nobody uses"
+    assert follower._fetcher._connection is None, "a connection that nobody uses"
 
 
 def of_one_key(writer: RecordWriter, tp: TopicPartition, count: int) -> None:
@@ -243,22 +243,22 @@ def test_a_log_with_other_records_than_were_read_is_told_by_the_broker() -> None
         admin.wait_until_reachable(30, print)
         write_numbers(settings, TP, 2, 2)
         assert epoch_behind(settings, 4) > first, "the broker that came back is another leader"
-        tap = FetchTap.over(settings)
-        tap.go_to({TP: 3})
-        tap._streams[TP]._epoch = first
+        fetcher = LogFetcher.over(settings)
+        fetcher.go_to({TP: 3})
+        fetcher._streams[TP]._epoch = first
         with pytest.raises(LogTruncatedError, match=r"damaged-0.*offset 2"):
-            tap.take({TP: 4}, 5.0)
-        tap.close()
+            fetcher.take({TP: 4}, 5.0)
+        fetcher.close()
 
 
 def epoch_behind(settings: dict[str, str], end: int) -> int:
     """The epoch of the leader that wrote the record before ``end``."""
-    tap = FetchTap.over(settings)
-    tap.go_to({TP: 0})
-    while tap.positions[TP] < end:
-        assert tap.take({TP: end}, 10.0)
-    epoch = tap._streams[TP]._epoch
-    tap.close()
+    fetcher = LogFetcher.over(settings)
+    fetcher.go_to({TP: 0})
+    while fetcher.positions[TP] < end:
+        assert fetcher.take({TP: end}, 10.0)
+    epoch = fetcher._streams[TP]._epoch
+    fetcher.close()
     return epoch
 
 

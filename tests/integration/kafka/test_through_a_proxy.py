@@ -22,7 +22,7 @@ from everflow.errors import (
 )
 from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.broker_link import BrokerLink
-from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.log_fetcher import LogFetcher
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.kafka.writing.transaction import GroupMetadata
@@ -137,13 +137,13 @@ def write_one(writer: RecordWriter, tp: TopicPartition) -> None:
 
 
 def read(proxy: KafkaProxy, tp: TopicPartition, timeout_s: float = READ_S) -> list[bytes | None]:
-    tap = FetchTap.over({"bootstrap.servers": proxy.bootstrap_servers})
+    fetcher = LogFetcher.over({"bootstrap.servers": proxy.bootstrap_servers})
     try:
-        tap.go_to({tp: 0})
-        found = tap.take({tp: 1}, timeout_s)
+        fetcher.go_to({tp: 0})
+        found = fetcher.take({tp: 1}, timeout_s)
         return list(found[tp].values) if tp in found else []
     finally:
-        tap.close()
+        fetcher.close()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from everflow.foreign_names.java_security import in_librdkafkas_names
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
 from everflow.kafka.connection_settings import TokenProvider, connection_settings, security_keywords
-from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.log_fetcher import LogFetcher
 from everflow.records import TopicPartition
 
 TLS = {"bootstrap.servers": "b:1", "security.protocol": "SSL"}
@@ -59,6 +59,7 @@ def test_texts_and_files_make_the_same_context(authority: trustme.CA, tmp_path: 
         ({"ssl.certificate.location": __file__}, "ssl.certificate.location"),
         ({"ssl.cipher.suites": "none-such"}, "ssl.cipher.suites = none-such"),
         ({"ssl.engine.id": "x"}, "ssl.engine.id cannot be said to all of everflow's clients"),
+        ({"https.ca": "x"}, "https.ca cannot be said"),  # mistyped: https.ca.location
     ],
 )
 def test_what_cannot_be_used_is_told(given: dict[str, str], told: str) -> None:
@@ -515,12 +516,12 @@ def test_clients_that_reach_nobody_never_show_a_secret(
         finally:
             cluster.close()
 
-    def tap() -> None:
-        reader = FetchTap.over(settings)
+    def fetcher() -> None:
+        reader = LogFetcher.over(settings)
         reader.go_to({tp: 0}, 0.3)
         reader.take({tp: 1}, 0.3)
         reader.close()
 
-    texts = [told(act) for act in (admin, tap)]
+    texts = [told(act) for act in (admin, fetcher)]
     assert any(isinstance(text, str) and text for text in texts), "somebody answered"
     assert SECRET not in "\n".join([*texts, caplog.text])

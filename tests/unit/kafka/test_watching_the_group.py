@@ -33,9 +33,9 @@ from everflow.kafka.errors import (
     classify_member,
 )
 from everflow.kafka.group_channel import (
-    Given,
     GroupChannel,
     GroupSettings,
+    MemberAssignment,
     _Assignor,
     _client_config,
     _Heartbeat,
@@ -218,7 +218,7 @@ class Nothing:
         members: Mapping[str, bytes],
         partition_counts: Mapping[str, int],
         read: Mapping[str, Collection[str]],
-    ) -> Mapping[str, Given]:
+    ) -> Mapping[str, MemberAssignment]:
         raise NotImplementedError
 
     def on_assignment(

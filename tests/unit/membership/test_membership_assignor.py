@@ -36,7 +36,7 @@ from everflow.assignment.user_data import (
     encode,
 )
 from everflow.errors import ConfigError
-from everflow.kafka.group_channel import Given
+from everflow.kafka.group_channel import MemberAssignment
 from everflow.membership.assignor import (
     METADATA_RETRY_MS,
     Claims,
@@ -120,7 +120,7 @@ def member(process_id: str, *owned: TaskId, generation: int = -1, **more: object
     )
 
 
-def answers(given: Mapping[str, Given]) -> dict[str, AssignmentData]:
+def answers(given: Mapping[str, MemberAssignment]) -> dict[str, AssignmentData]:
     return {member_id: decode_assignment(answer.user_data) for member_id, answer in given.items()}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from contracts.fake_tap import as_columns
+from contracts.fake_log_fetcher import as_columns
 from everflow.kafka.reading.record_columns import Columns, LogChunk, LogColumns
 from everflow.records import TopicPartition
 
@@ -17,7 +17,7 @@ Record = tuple[bytes | None, bytes | None, int]
 
 
 def held(found: list[tuple[int, Record]]) -> Columns:
-    """Records by offset, as a tap hands them out."""
+    """Records by offset, as a fetcher hands them out."""
     keys, values = ([record[at] for _, record in found] for at in (0, 1))
     return as_columns(
         LogColumns(

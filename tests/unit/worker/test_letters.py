@@ -127,7 +127,7 @@ class Writer:
     """Refuses what is larger than ``own`` before it is sent, and than ``topic`` afterwards; knows
     what was committed."""
 
-    held_ms, renewals = 0.0, 0
+    blocked_ms, renewals = 0.0, 0
 
     def __init__(self, own: int, topic: int) -> None:
         self.own, self.topic = own, topic

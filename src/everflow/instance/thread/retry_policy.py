@@ -603,7 +603,7 @@ class RetryPolicy:
         )
         raw_bytes = result.counts.get("bytes")
         self.size = before.after(
-            bounds, planned, read, elapsed_ms, raw_bytes, computing_ms, result.held_ms
+            bounds, planned, read, elapsed_ms, raw_bytes, computing_ms, result.blocked_ms
         )
         self.memory = self.memory.after(raw_bytes or 0, bounds.max_bytes, result.memory)
         if self.search is not None:

@@ -495,7 +495,7 @@ class StreamThread:
             most_bytes=self.retries.bounds.max_bytes,
             waits=planned.waits,
             idle=planned.idle,
-            aside=self.retries.skipped(planned),
+            earlier_failures=self.retries.skipped(planned),
             patient=len(self.tasks) == 1,
             topic_ids={topic: ids[topic] for topic, _ in inputs if topic in ids},
             latest_ends={} if planned.attempt else _latest_ends(planned, served),

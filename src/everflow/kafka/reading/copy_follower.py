@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from everflow.errors import EverflowError, LogStartMovedError, RetriableError
-from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.log_fetcher import LogFetcher
 from everflow.kafka.reading.record_columns import LogChunk
 from everflow.records import TopicPartition
 
@@ -58,18 +58,18 @@ class CopyFollower:
         folds: bool = True,
         every: frozenset[str] = frozenset(),
         to_ends: frozenset[str] = frozenset(),
-        tap: FetchTap | None = None,
+        fetcher: LogFetcher | None = None,
     ) -> None:
         """``config``: librdkafka keys; ``clock``: monotonic seconds; ``folds``: see
-        `LogChunk.latest`; ``tap`` in place of that of ``config``.
+        `LogChunk.latest`; ``fetcher`` in place of that of ``config``.
 
         ``every``: topics of which no record is left out, though a later one of its key is there.
-        ``to_ends``: topics of which nothing is read beyond the ends that `poll` is told.
+        ``to_ends``: topics of which nothing is read beyond the ends that `poll` gets.
         """
         self._every, self._to_ends = every, to_ends
         self._resting: dict[TopicPartition, int] = {}
         """Logs of such topics that are read to their ends."""
-        self._tap = tap or FetchTap.over(
+        self._fetcher = fetcher or LogFetcher.over(
             config,
             clock=clock,
             fetch_bytes=_FETCH_BYTES,
@@ -90,13 +90,13 @@ class CopyFollower:
 
     @property
     def positions(self) -> Mapping[TopicPartition, int]:
-        return {**self._tap.positions, **self._fresh, **self._resting, **self._waiting}
+        return {**self._fetcher.positions, **self._fresh, **self._resting, **self._waiting}
 
     @property
     def far_behind(self) -> Mapping[TopicPartition, int]:
         """The `positions` of logs that are read in bulk or wait for it."""
         turn = self._turn
-        return {**({} if turn is None else {turn: self._tap.positions[turn]}), **self._waiting}
+        return {**({} if turn is None else {turn: self._fetcher.positions[turn]}), **self._waiting}
 
     def follow(self, starts: Mapping[TopicPartition, int]) -> None:
         """Begin with these logs, at these offsets; one that is followed already goes on from there
@@ -111,9 +111,9 @@ class CopyFollower:
                 book.pop(tp, None)
         if self._turn in gone:
             self._turn = None
-        read = self._tap.positions
+        read = self._fetcher.positions
         if not gone.isdisjoint(read):
-            self._tap.go_to({tp: at for tp, at in read.items() if tp not in gone})
+            self._fetcher.go_to({tp: at for tp, at in read.items() if tp not in gone})
 
     def poll(
         self,
@@ -133,7 +133,7 @@ class CopyFollower:
         bulk = {} if self._turn is None else {self._turn: self._bulk_end}
         near = {
             tp: ends.get(tp, 0) if tp.topic in self._to_ends else sys.maxsize
-            for tp in sorted(self._tap.positions, key=lambda one: one in self._came)
+            for tp in sorted(self._fetcher.positions, key=lambda one: one in self._came)
             if tp not in bulk
         }
         if near or bulk:
@@ -142,7 +142,7 @@ class CopyFollower:
         try:
             self._take_bulk(found, bulk, bulk_bytes, 0.0)
             wait_s = 0.0 if bulk else timeout_s
-            found.chunks.update(self._tap.take(near, wait_s, most_records=records_max))
+            found.chunks.update(self._fetcher.take(near, wait_s, most_records=records_max))
         except LogStartMovedError as moved:
             self._gone(found, moved)
         except RetriableError as failure:
@@ -168,7 +168,7 @@ class CopyFollower:
         (tp,) = bulk
         now_s = self._clock()
         try:
-            taken = self._tap.take(bulk, timeout_s, most_bytes)
+            taken = self._fetcher.take(bulk, timeout_s, most_bytes)
             if not taken and now_s - self._bulk_moved_s > _STALL_S:
                 raise RetriableError(f"the broker has not answered for {_STALL_S:g} s")
         except LogStartMovedError as moved:
@@ -191,13 +191,13 @@ class CopyFollower:
     def rest(self) -> None:
         """Drop the connection if it has not been used for a while; for who does not `poll` now."""
         if not self.positions and self._clock() - self._used_s > IDLE_S:
-            self._tap.close()
+            self._fetcher.close()
 
     def close(self) -> None:
-        self._tap.close()
+        self._fetcher.close()
 
     def _place(self, ends: Mapping[TopicPartition, int]) -> None:
-        read = dict(self._tap.positions)
+        read = dict(self._fetcher.positions)
         turn = {} if self._turn is None else {self._turn: read.pop(self._turn)}
         near = {**read, **self._fresh, **self._resting}
         self._resting = {
@@ -214,9 +214,9 @@ class CopyFollower:
             turn = {begun: self._waiting.pop(begun)}
             self._bulk_end, self._bulk_moved_s = ends[begun], self._clock()
         starts = {**near, **turn}
-        if starts != self._tap.positions:
+        if starts != self._fetcher.positions:
             try:
-                self._tap.go_to(starts, _CONNECT_S)
+                self._fetcher.go_to(starts, _CONNECT_S)
             except EverflowError:
                 self._fresh = starts
                 self._turn = None
@@ -227,8 +227,8 @@ class CopyFollower:
         tp = moved.partition
         if tp is None:
             raise moved
-        positions = dict(self._tap.positions)
+        positions = dict(self._fetcher.positions)
         found.gone[tp] = f"offset {positions.pop(tp)} is no longer in the changelog ({moved})"
         if self._turn == tp:
             self._turn = None
-        self._tap.go_to(positions)
+        self._fetcher.go_to(positions)

@@ -126,9 +126,9 @@ class FetchConnection:
         settings: Mapping[str, Any], client_id: str, timeout_s: float, wait_ms: int, **values: Any
     ) -> FetchConnection:
         """``settings``: from `connection_settings`. Raises as `BrokerLink`."""
-        given = dict(settings)
-        rack = str(given.pop("client_rack", ""))
-        link = BrokerLink(given, wait_ms + int(_LATE_S * 1000), timeout_s, client_id)
+        link_settings = dict(settings)
+        rack = str(link_settings.pop("client_rack", ""))
+        link = BrokerLink(link_settings, wait_ms + int(_LATE_S * 1000), timeout_s, client_id)
         return FetchConnection(link, wait_ms=wait_ms, rack=rack, **values)
 
     def close(self) -> None:
@@ -348,8 +348,8 @@ def _asked(
     ]
 
 
-HELD_BACK_MS = 500
-"""How long a broker holds a fetch back (Java's fetch.max.wait.ms)."""
+FETCH_MAX_WAIT_MS = 500
+"""How long a broker delays the answer to a fetch (Java's fetch.max.wait.ms)."""
 _LATE_END_S = 5.0
 
 
@@ -371,7 +371,7 @@ class TailWatch:
                 settings,
                 "everflow-tail-watch",
                 CONNECT_S,
-                HELD_BACK_MS,
+                FETCH_MAX_WAIT_MS,
                 read_committed=read_committed,
                 # One batch at the most: it is the ends that are wanted.
                 log_bytes=1,

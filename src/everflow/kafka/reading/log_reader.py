@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.fetch_connection import FETCH_BYTES
-from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.log_fetcher import LogFetcher
 from everflow.kafka.reading.record_columns import LogChunk
 from everflow.records import TopicPartition
 
@@ -33,16 +33,18 @@ class LogReader:
         *,
         latest: bool = False,
         fetch_bytes: int = FETCH_BYTES,
-        tap: FetchTap | None = None,
+        fetcher: LogFetcher | None = None,
         stable_end: Callable[[TopicPartition], int] | None = None,
     ) -> None:
-        """``config``: librdkafka keys; ``fetch_bytes``: of one fetch, and of a chunk; ``tap`` and
-        ``stable_end`` (the last stable offset of a log) in place of those of ``config``;
+        """``config``: librdkafka keys; ``fetch_bytes``: of one fetch, and of a chunk; ``fetcher``
+        and ``stable_end`` (the last stable offset of a log) in place of those of ``config``;
         ``latest``: see `LogChunk.latest`. Connects at the first read only."""
         self._latest = latest
         self._chunk_bytes = fetch_bytes
         self._stable_end = stable_end or partial(_stable_end, config)
-        self._tap = tap or FetchTap.over(config, fetch_bytes=fetch_bytes, parsed_bytes=fetch_bytes)
+        self._fetcher = fetcher or LogFetcher.over(
+            config, fetch_bytes=fetch_bytes, parsed_bytes=fetch_bytes
+        )
 
     def __enter__(self) -> LogReader:
         return self
@@ -51,7 +53,7 @@ class LogReader:
         self.close()
 
     def close(self) -> None:
-        self._tap.close()
+        self._fetcher.close()
 
     def read(
         self,
@@ -77,11 +79,11 @@ class LogReader:
             transaction stays open).
             FatalError: refused for good (no permission).
         """
-        tap, position = self._tap, start
+        fetcher, position = self._fetcher, start
         try:
-            tap.go_to({tp: position} if start < end else {}, stall_timeout_s)
+            fetcher.go_to({tp: position} if start < end else {}, stall_timeout_s)
             while position < end:
-                found = tap.take({tp: end}, stall_timeout_s, chunk_bytes or self._chunk_bytes)
+                found = fetcher.take({tp: end}, stall_timeout_s, chunk_bytes or self._chunk_bytes)
                 if not found:
                     raise RetriableError(
                         f"reading {tp} from {start} to {end}: nothing came behind {position} "
@@ -90,7 +92,7 @@ class LogReader:
                 position = found[tp].next_position
                 yield found[tp].latest() if self._latest and not every else found[tp]
         finally:
-            tap.go_to({})
+            fetcher.go_to({})
 
     def _why_nothing(self, tp: TopicPartition, end: int) -> str:
         """The leader's answer about the log; blocks for `_ASK_S` at most."""
@@ -128,11 +130,11 @@ class WrittenRecords:
     def __init__(self, settings: Mapping[str, Any], starts: Mapping[TopicPartition, int]) -> None:
         self.records: dict[TopicPartition, list[RawWritten]] = {tp: [] for tp in starts}
         self.count = 0
-        self._tap = FetchTap.over(settings)
-        self._tap.go_to(starts)
+        self._fetcher = LogFetcher.over(settings)
+        self._fetcher.go_to(starts)
 
     def read(self, wait_s: float = 0.0) -> None:
-        found = self._tap.take(dict.fromkeys(self.records, sys.maxsize), wait_s)
+        found = self._fetcher.take(dict.fromkeys(self.records, sys.maxsize), wait_s)
         for tp, chunk in found.items():
             self.count += chunk.records
             rows = chunk.rows(headers=False)
@@ -142,11 +144,11 @@ class WrittenRecords:
 
     def read_to(self, ends: Mapping[TopicPartition, int], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
-        while any(self._tap.positions[tp] < end for tp, end in ends.items()):
+        while any(self._fetcher.positions[tp] < end for tp, end in ends.items()):
             if time.monotonic() > deadline:
                 return False
             self.read(_WRITTEN_WAIT_S)
         return True
 
     def close(self) -> None:
-        self._tap.close()
+        self._fetcher.close()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from everflow.errors import FatalError, LogTruncatedError, RetriableError
-from everflow.kafka.reading.fetch_tap import AHEAD_BYTES, FetchTap
+from everflow.kafka.reading.log_fetcher import AHEAD_BYTES, LogFetcher
 from everflow.kafka.reading.record_columns import LogColumns
 from everflow.records import UNBOUNDED_BYTES, OffsetRange, TopicPartition
 
@@ -34,10 +34,10 @@ class RangeReader:
         headers: bool = False,
         *,
         ahead_bytes: int = AHEAD_BYTES,
-        tap: FetchTap | None = None,
+        fetcher: LogFetcher | None = None,
     ) -> None:
-        """``client``: librdkafka's; ``tap``: in place of its; ``ahead_bytes``: see `FetchTap`."""
-        self._tap = tap or FetchTap.over(
+        """``client``: librdkafka's; ``fetcher`` in place of its; ``ahead_bytes``: `LogFetcher`."""
+        self._fetcher = fetcher or LogFetcher.over(
             client, read_committed=read_committed, ahead=True, ahead_bytes=ahead_bytes
         )
         self._headers = headers
@@ -65,7 +65,7 @@ class RangeReader:
         """
         try:
             starts = {tp: wanted.start for tp, wanted in ranges.items()}
-            self._tap.go_to(starts, timeout_s, ids)
+            self._fetcher.go_to(starts, timeout_s, ids)
             parts: dict[TopicPartition, list[LogColumns]] = {tp: [] for tp in ranges}
             pending = {tp: wanted.end for tp, wanted in ranges.items() if wanted.end > wanted.start}
             left = most_bytes
@@ -75,7 +75,7 @@ class RangeReader:
                 share = max(1, left // len(pending))
                 patience_s = timeout_s if quiet_s is None else quiet_s
                 wait_s = min(SLICE_S, patience_s - waited_s) if len(pending) > 1 else patience_s
-                found = self._tap.take(pending, wait_s, share, latest=latest_ends)
+                found = self._fetcher.take(pending, wait_s, share, latest=latest_ends)
                 waited_s = 0.0 if found else waited_s + wait_s
                 if waited_s >= patience_s and quiet_s is not None:
                     break
@@ -95,7 +95,7 @@ class RangeReader:
                         del pending[tp]
             return Read(
                 {tp: LogColumns.concat(found) for tp, found in parts.items()},
-                self._tap.positions,
+                self._fetcher.positions,
                 tuple(sorted(pending)),
             )
         except LogTruncatedError as lost:
@@ -106,8 +106,8 @@ class RangeReader:
             ) from lost
 
     def warm_up(self, topics: Iterable[str], timeout_s: float) -> None:
-        """Connect now instead of at the first range; RetriableError as `FetchTap.warm_up`."""
-        self._tap.warm_up(topics, timeout_s)
+        """Connect now instead of at the first range; RetriableError as `LogFetcher.warm_up`."""
+        self._fetcher.warm_up(topics, timeout_s)
 
     def close(self) -> None:
-        self._tap.close()
+        self._fetcher.close()

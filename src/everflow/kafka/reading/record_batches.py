@@ -190,14 +190,14 @@ def portions(wanted: Iterable[Batch], most_bytes: int) -> Iterator[list[Batch]]:
     """The same batches in stretches of about ``most_bytes``, one batch at least; compressed ones
     count eightfold."""
     portion: list[Batch] = []
-    held = 0
+    portion_bytes = 0
     for batch in wanted:
         size = (batch.end - batch.begin) * (_GROWTH if batch.attributes & _CODEC else 1)
-        if portion and held + size > most_bytes:
+        if portion and portion_bytes + size > most_bytes:
             yield portion
-            portion, held = [], 0
+            portion, portion_bytes = [], 0
         portion.append(batch)
-        held += size
+        portion_bytes += size
     if portion:
         yield portion
 

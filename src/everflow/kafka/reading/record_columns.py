@@ -314,36 +314,36 @@ class LogChunk:
     from; before it, no record is left out. ``records``: how many the log has here; more than the
     keys behind `latest`."""
 
-    held: Columns
+    raw: Columns
     next_position: int
     records: int
 
     def __len__(self) -> int:
-        return len(self.held.timestamps)
+        return len(self.raw.timestamps)
 
     @property
     def keys(self) -> list[bytes | None]:
-        return self.held.keys()
+        return self.raw.keys()
 
     @property
     def values(self) -> list[bytes | None]:
-        return self.held.values()
+        return self.raw.values()
 
     @property
     def timestamps(self) -> Int64:
-        return self.held.timestamps
+        return self.raw.timestamps
 
     @property
     def bytes(self) -> int:
-        return int(self.held.sizes.sum())
+        return int(self.raw.sizes.sum())
 
     @property
     def offsets(self) -> Int64:
-        return self.held.offsets
+        return self.raw.offsets
 
     def columns(self, headers: bool) -> LogColumns:
         """In Arrow columns; a record that cannot be read is `unread`, and stops no other."""
-        return self.held.arrow(headers)
+        return self.raw.arrow(headers)
 
     def rows(self, headers: bool) -> Iterator[tuple[Any, ...]]:
         """As `columns`, record by record: offset, time (ms), key, value, headers."""
@@ -363,4 +363,4 @@ class LogChunk:
 
     def latest(self) -> LogChunk:
         """See `Columns.latest`: for who folds the records anyhow."""
-        return replace(self, held=self.held.latest())
+        return replace(self, raw=self.raw.latest())

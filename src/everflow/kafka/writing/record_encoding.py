@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from everflow.records import Int64
+from everflow.records import NO_EPOCH, Int64
 from everflow.serdes.changed import varint
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
@@ -67,7 +67,6 @@ _BEFORE_LENGTH = struct.Struct(">qi")
 _BEFORE_CRC = struct.Struct(">ib")
 _CHECKED = struct.Struct(">hiqqqhii")
 _MAGIC = 2
-_NO_EPOCH = -1
 _TRANSACTIONAL = 0x10
 _OVERHEAD = 36
 """Bytes that a record takes at most beside its key, its value and its headers: five varints of
@@ -186,7 +185,7 @@ def framed(
     return b"".join(
         (
             _BEFORE_LENGTH.pack(0, length),
-            _BEFORE_CRC.pack(_NO_EPOCH, _MAGIC),
+            _BEFORE_CRC.pack(NO_EPOCH, _MAGIC),
             checksum.to_bytes(4, "big"),
             checked,
             memoryview(body),

@@ -181,7 +181,7 @@ class Deliveries:
         ]
         for partitions, answer in coming:
             try:
-                self._told(partitions, await answer)
+                self._answered(partitions, await answer)
             except LinkLostError:
                 self.transactions.tainted = True
                 self._stale.update(tp.topic for tp in partitions)
@@ -233,7 +233,7 @@ class Deliveries:
             )
         return waiting.frame
 
-    def _told(self, partitions: list[TopicPartition], answer: Any) -> None:
+    def _answered(self, partitions: list[TopicPartition], answer: Any) -> None:
         codes: Mapping[TopicPartition, Any] = {
             TopicPartition(topic.name, one.index): one
             for topic in answer.responses
@@ -276,7 +276,7 @@ class Deliveries:
             if code in _OTHER_LEADER:
                 self._stale.add(tp.topic)
             elif code == CONCURRENT:
-                self.transactions.held()
+                self.transactions.note_blocked()
         else:
             self._fail(tp, code, text)
 
@@ -314,9 +314,9 @@ class Deliveries:
 
 T = TypeVar("T")
 _INIT_TIMEOUT_S = 30.0
-_ROOM_TIMEOUT_S = 60.0
+_QUEUE_TIMEOUT_S = 60.0
 _TURN_S = 0.25
-_LOOK_S = 0.025
+_REFRESH_PAUSE_S = 0.025
 _CLOSE_S = 1.0
 _GATHERED = 16_384
 """Records of a topic that are encoded together at most, and..."""
@@ -464,9 +464,9 @@ class RecordWriter:
         return dict(self._deliveries.positions)
 
     @property
-    def held_ms(self) -> float:
+    def blocked_ms(self) -> float:
         """For so long since ``begin`` the broker was still ending the transaction before."""
-        return self._transactions.held_s * 1000
+        return self._transactions.blocked_s * 1000
 
     @property
     def renewals(self) -> int:
@@ -591,12 +591,12 @@ class RecordWriter:
         if self._deliveries.waiting_bytes >= _SENT_EARLY_BYTES:
             self._deliveries.start()
             self._link.push()
-        self._wait_for_room(topic)
+        self._wait_while_full(topic)
 
-    def _wait_for_room(self, topic: str) -> None:
-        deadline, most = self._link.now() + _ROOM_TIMEOUT_S, self._settings.queue_bytes
+    def _wait_while_full(self, topic: str) -> None:
+        deadline, most = self._link.now() + _QUEUE_TIMEOUT_S, self._settings.queue_bytes
         if not self._delivered(lambda: self._deliveries.waiting_bytes <= most, deadline):
-            full = f"the queue stayed full for {_ROOM_TIMEOUT_S:g} s, writing to {topic}"
+            full = f"the queue stayed full for {_QUEUE_TIMEOUT_S:g} s, writing to {topic}"
             raise self._failed(RetriableError(f"{self._name}: {full}"))
 
     def _delivered(self, enough: Callable[[], bool], deadline: float) -> bool:
@@ -647,10 +647,10 @@ class RecordWriter:
         try:
             await self._link.refresh(topic)
         except LinkLostError as lost:
-            await self._link.pause(_LOOK_S)
+            await self._link.pause(_REFRESH_PAUSE_S)
             return str(lost)
         if not self._link.partitions(topic):
-            await self._link.pause(_LOOK_S)
+            await self._link.pause(_REFRESH_PAUSE_S)
         return ""
 
     @property

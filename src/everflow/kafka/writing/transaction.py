@@ -27,7 +27,7 @@ from everflow.kafka.broker_link import BrokerLink, CoordinatorKind
 from everflow.kafka.errors import UNKNOWN_TOPIC, LinkLostError, RefusedError, classify, passes
 from everflow.kafka.writing.record_encoding import Producer
 from everflow.kafka.writing.writer_settings import writer_settings
-from everflow.records import TopicPartition, by_topic
+from everflow.records import NO_EPOCH, TopicPartition, by_topic
 
 SECOND_PART = 2
 """``transaction.version`` from which KIP-890's second part holds."""
@@ -35,10 +35,9 @@ CONCURRENT = 51
 """The markers of the transaction before are still being written."""
 _ANOTHER_COORDINATOR = frozenset({15, 16})
 """It is not available, or it is no coordinator."""
-_NO_EPOCH = -1
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
-_HELD_PAUSE_S = 0.02
+_BLOCKED_PAUSE_S = 0.02
 """The markers of the transaction before are mostly written within a few milliseconds."""
 _SHORTEST_S = 0.05
 """The shortest time of an answer."""
@@ -107,7 +106,7 @@ class Transactions:
         """How often the epoch was asked for anew, as the producer was tainted, since the commit
         before the last one."""
         self.producer = Producer(-1, -1, transactional_id is not None)
-        self.held_s = 0.0
+        self.blocked_s = 0.0
         """So long the broker was still ending the transaction before, and let nothing enter."""
 
     @property
@@ -134,11 +133,11 @@ class Transactions:
         self._begun = self._link.now()
         self._touched = False
         self._added.clear()
-        self.held_s = 0.0
+        self.blocked_s = 0.0
 
-    def held(self) -> None:
+    def note_blocked(self) -> None:
         """The broker has just refused something as it is still ending the transaction before."""
-        self.held_s = self._link.now() - self._begun
+        self.blocked_s = self._link.now() - self._begun
 
     async def add(
         self, partitions: Collection[TopicPartition], deadline: float
@@ -196,7 +195,7 @@ class Transactions:
             )
         # NUL: see `GroupChannel.commit`
         rows = {
-            TopicPartition(topic, partition): (partition, offset, _NO_EPOCH, text + "\0")
+            TopicPartition(topic, partition): (partition, offset, NO_EPOCH, text + "\0")
             for topic, partition, offset, text in offsets
         }
         await self._ask(
@@ -316,10 +315,12 @@ class Transactions:
                 isinstance(failure, LinkLostError) or failure.code in _ANOTHER_COORDINATOR
             ):
                 self._link.forget_coordinator(kind, key)
-            held = isinstance(failure, RefusedError) and failure.code == CONCURRENT
-            if held:
-                self.held()
-            await pauses.take(self._link, failure, _HELD_PAUSE_S if held else _LONGEST_PAUSE_S)
+            blocked = isinstance(failure, RefusedError) and failure.code == CONCURRENT
+            if blocked:
+                self.note_blocked()
+            await pauses.take(
+                self._link, failure, _BLOCKED_PAUSE_S if blocked else _LONGEST_PAUSE_S
+            )
 
 
 class _Pauses:
@@ -349,7 +350,7 @@ def fence_all(
     """End whatever still writes under these ids, all at the same time: raise their epochs, abort
     their open transactions.
 
-    Then a zombie's writes and commits are refused, and readers are no longer held back. Idempotent;
+    Then a zombie's writes and commits are refused, and readers are no longer blocked. Idempotent;
     safe from any thread. RetriableError: no answer within ``timeout_s`` s. FatalError: refused.
     """
     if not transactional_ids:

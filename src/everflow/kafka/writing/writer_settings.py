@@ -44,27 +44,27 @@ def writer_settings(config: Mapping[str, Any]) -> WriterSettings:
     ConfigError: as `connection_settings`; another partitioner than Java's, fewer acks than all, an
     unknown codec.
     """
-    given = {_ALIASES.get(key, key): value for key, value in config.items()}
-    connection = connection_settings(given)
-    codec = str(given.get("compression.type", "none"))
+    canonical = {_ALIASES.get(key, key): value for key, value in config.items()}
+    connection = connection_settings(canonical)
+    codec = str(canonical.get("compression.type", "none"))
     key = "compression.level"
-    level = whole_number(key, given.get(key, _CODEC_DEFAULT_LEVEL))
+    level = whole_number(key, canonical.get(key, _CODEC_DEFAULT_LEVEL))
     settings = WriterSettings(
         connection=connection,
         codec=codec,
         level=None if level == _CODEC_DEFAULT_LEVEL else level,
         **{
-            name: whole_number(key, given[key]) * factor
+            name: whole_number(key, canonical[key]) * factor
             for key, (name, factor) in _NUMBERS.items()
-            if key in given
+            if key in canonical
         },
     )
-    acks = str(given.get("acks", "all"))
+    acks = str(canonical.get("acks", "all"))
     if acks not in _ALL_REPLICAS:
         raise ConfigError(
             f"acks = {acks} would lose records: everflow's producer writes with acks = all only."
         )
-    partitioner = str(given.get("partitioner", _PARTITIONERS[0]))
+    partitioner = str(canonical.get("partitioner", _PARTITIONERS[0]))
     if partitioner not in _PARTITIONERS:
         raise ConfigError(
             f"partitioner = {partitioner}: everflow writes as Java's producer does "

@@ -65,7 +65,9 @@ def world(
 
 
 def left_out(request: BatchRequest) -> set[int]:
-    return {failure.record.offset for failure in request.aside if failure.record is not None}
+    return {
+        failure.record.offset for failure in request.earlier_failures if failure.record is not None
+    }
 
 
 class MergedWorld(World):

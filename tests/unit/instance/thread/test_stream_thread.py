@@ -194,7 +194,7 @@ def test_a_thread_rests_until_the_broker_has_ended_its_transaction(world: World)
         held.append(max(0.0, committed_ms + ends_after_ms - world.clock.monotonic_ms()))
         world.clock.advance(held[-1])
         committed_ms = world.clock.monotonic_ms()
-        return replace(world.commit(request), held_ms=held[-1])
+        return replace(world.commit(request), blocked_ms=held[-1])
 
     world.behave = commit
     for _ in range(40):

@@ -1,4 +1,4 @@
-"""A `FetchTap` over logs in memory; it passes the real one's contract (`test_tap_contract`)."""
+"""A `LogFetcher` over logs in memory; it passes the contract (`test_log_fetcher_contract`)."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -64,7 +64,7 @@ def held(found: list[tuple[int, bytes | None]]) -> Columns:
 
 
 @dataclass
-class FakeTap:
+class FakeLogFetcher:
     logs: Mapping[TopicPartition, FakeLog]
     now: float = 0.0
     faults: list[RetriableError] = field(default_factory=list)

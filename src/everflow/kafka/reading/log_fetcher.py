@@ -39,7 +39,7 @@ from everflow.records import UNBOUNDED_BYTES, TopicPartition
 AHEAD_BYTES = 64 << 20
 UNBOUNDED_RECORDS = 1 << 62
 WAIT_MS = 20
-"""How long a broker holds a fetch back from the end of a log, where not said otherwise."""
+"""How long a broker delays a fetch at the end of a log, where not said otherwise."""
 _LEAST_BYTES = 64 << 10
 _NOTHING = record_batches.columns(b"", [])
 _TOGETHER_BYTES = 64 << 10
@@ -53,7 +53,7 @@ _DAMAGED_AGAIN_S = 10.0
 
 
 @dataclass(eq=False, repr=False)
-class FetchTap:
+class LogFetcher:
     """Logs read forward from positions of its own, without a group. Owned by one thread; connects
     when first used.
 
@@ -82,11 +82,11 @@ class FetchTap:
     _streams: dict[TopicPartition, _Stream] = field(default_factory=dict, init=False)
 
     @staticmethod
-    def over(config: Mapping[str, Any], **values: Any) -> FetchTap:
+    def over(config: Mapping[str, Any], **values: Any) -> LogFetcher:
         """Of librdkafka's settings; ``check.crcs`` is true by default. Raises as
         `connection_settings`."""
         check_crcs = str(config.get(CHECK_CRCS, True)).lower() != "false"
-        return FetchTap(connection_settings(config), check_crcs=check_crcs, **values)
+        return LogFetcher(connection_settings(config), check_crcs=check_crcs, **values)
 
     @property
     def positions(self) -> Mapping[TopicPartition, int]:
@@ -316,7 +316,7 @@ class _Stream:
         self._epoch = -1
         self._end = -1
         self._unparsed: deque[Portion] = deque()
-        self._held: Columns | None = None
+        self._parsed: Columns | None = None
         self.position = start
         self.bound = -1
         """The end that was asked for last."""
@@ -343,18 +343,18 @@ class _Stream:
         """The received records that may be taken, or the first of them; None if they do not move
         the position."""
         end = self.latest
-        if self._held is None and not self._unparsed and self._fetched == self.position:
+        if self._parsed is None and not self._unparsed and self._fetched == self.position:
             return None
         while (portion := self.next_portion()) is not None:
             self.parsed(record_batches.columns(*portion), len(portion[1]))
-        held = _NOTHING if self._held is None else self._held
-        part = held.between(0, end).up_to(most_bytes).of(slice(0, most_records))
+        parsed = _NOTHING if self._parsed is None else self._parsed
+        part = parsed.between(0, end).up_to(most_bytes).of(slice(0, most_records))
         if len(part.offsets):
-            rest = held.of(slice(len(part.offsets), None))
-            self._held = rest if len(rest.offsets) else None
+            rest = parsed.of(slice(len(part.offsets), None))
+            self._parsed = rest if len(rest.offsets) else None
         behind = self._fetched
-        if self._held is not None:
-            behind = int(self._held.offsets[0])
+        if self._parsed is not None:
+            behind = int(self._parsed.offsets[0])
         elif self._unparsed:
             behind = self._unparsed[0][1][0].base_offset
         behind = min(end, behind)
@@ -365,7 +365,7 @@ class _Stream:
 
     def start_over(self) -> None:
         self._unparsed.clear()
-        self._held = None
+        self._parsed = None
         self._fetched, self._epoch = self.position, -1
 
     def add(self, answer: Answer) -> None:
@@ -394,7 +394,7 @@ class _Stream:
     def next_portion(self) -> Portion | None:
         """The record batches to be taken apart next; None while records are here, or nothing that
         may be taken."""
-        if self._held is not None or not self._unparsed:
+        if self._parsed is not None or not self._unparsed:
             return None
         data, portion = self._unparsed[0]
         count = bisect_left(portion, self.latest, key=attrgetter("base_offset"))
@@ -403,7 +403,7 @@ class _Stream:
     def parsed(self, whole: Columns, count: int) -> None:
         """The first ``count`` batches of the next portion, taken apart."""
         found = whole.between(self.position, sys.maxsize)
-        self._held = found if len(found.offsets) else None
+        self._parsed = found if len(found.offsets) else None
         data, portion = self._unparsed[0]
         if count < len(portion):
             self._unparsed[0] = (data, portion[count:])

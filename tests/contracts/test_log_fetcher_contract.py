@@ -1,4 +1,4 @@
-"""Every tap: where it reads, what it hands out, and that its position is right behind that."""
+"""Every fetcher: where it reads, what it hands out, and that its position is right behind that."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts.fake_tap import FakeLog, FakeTap
+from contracts.fake_log_fetcher import FakeLog, FakeLogFetcher
 from contracts.transactional_log import write_transactions
 from everflow.errors import ConfigError, FatalError, LogStartMovedError, RetriableError
 from everflow.kafka.reading.copy_follower import BULK_AGAIN_S, CopyFollower
-from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.log_fetcher import LogFetcher
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.reading.range_reader import RangeReader
 from everflow.kafka.writing.record_writer import RecordWriter
@@ -31,7 +31,7 @@ class Case:
     """Two partitions, each: 0-2 committed, 3 marker, 4-5 aborted, 6 marker, 7-9 committed, 10
     marker, 11-12 aborted, 13 marker."""
 
-    tap: FetchTap
+    fetcher: LogFetcher
     one: TopicPartition
     two: TopicPartition
     cut: Callable[[TopicPartition, int], None]
@@ -62,9 +62,9 @@ def real(request: pytest.FixtureRequest, kind: str) -> Case:
 
     client = {"bootstrap.servers": bootstrap}
     kinds: dict[str, Callable[[], Any]] = {
-        "fetches": lambda: FetchTap.over(client),
-        "small fetches": lambda: FetchTap.over(client, fetch_bytes=1),
-        "fetches ahead": lambda: FetchTap.over(client, ahead=True),
+        "fetches": lambda: LogFetcher.over(client),
+        "small fetches": lambda: LogFetcher.over(client, fetch_bytes=1),
+        "fetches ahead": lambda: LogFetcher.over(client, ahead=True),
     }
     return Case(
         kinds[kind](),
@@ -82,7 +82,7 @@ def fake() -> Case:
     def cut(tp: TopicPartition, before: int) -> None:
         logs[tp].start = before
 
-    stand_in: Any = FakeTap(logs)
+    stand_in: Any = FakeLogFetcher(logs)
     return Case(stand_in, one, two, cut, lambda tp: None)
 
 
@@ -96,19 +96,22 @@ REAL = [
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     found = fake() if request.param == "fake" else real(request, request.param)
     yield found
-    found.tap.close()
+    found.fetcher.close()
 
 
 def taken(
-    tap: FetchTap, ends: dict[TopicPartition, int], most_bytes: int = FAR, most_records: int = FAR
+    fetcher: LogFetcher,
+    ends: dict[TopicPartition, int],
+    most_bytes: int = FAR,
+    most_records: int = FAR,
 ) -> dict[TopicPartition, list[bytes | None]]:
     """All up to the ends, in as many takes as it needs; checks each position."""
     found: dict[TopicPartition, list[bytes | None]] = {tp: [] for tp in ends}
-    while any(tap.positions[tp] < end for tp, end in ends.items()):
-        before = tap.positions
-        chunks = tap.take(ends, 10, most_bytes, most_records)
+    while any(fetcher.positions[tp] < end for tp, end in ends.items()):
+        before = fetcher.positions
+        chunks = fetcher.take(ends, 10, most_bytes, most_records)
         assert chunks, "a take in time brings something"
-        assert {tp: at for tp, at in tap.positions.items() if at != before[tp]} == {
+        assert {tp: at for tp, at in fetcher.positions.items() if at != before[tp]} == {
             tp: c.next_position for tp, c in chunks.items()
         }
         for tp, chunk in chunks.items():
@@ -116,7 +119,7 @@ def taken(
             parts = (chunk, chunk.keys, chunk.values, chunk.timestamps)
             assert {len(part) for part in parts} == {chunk.records}
             got = [value for at, value in WHOLE.items() if before[tp] <= at < chunk.next_position]
-            assert chunk.values == got == chunk.held.arrow(False).values.to_pylist()
+            assert chunk.values == got == chunk.raw.arrow(False).values.to_pylist()
             assert chunk.bytes == sum(len(part or b"") for part in chunk.keys + chunk.values)
             assert len(chunk) <= most_records
             found[tp] += chunk.values
@@ -130,19 +133,22 @@ def within(start: int, end: int) -> list[bytes | None]:
 def test_every_range_holds_its_records_and_ends_where_asked(case: Case) -> None:
     for start in range(END + 1):
         for end in range(start, END + 1):
-            case.tap.go_to({case.one: start})
-            assert taken(case.tap, {case.one: end}) == {case.one: within(start, end)}, (start, end)
-            assert case.tap.positions == {case.one: end}
+            case.fetcher.go_to({case.one: start})
+            assert taken(case.fetcher, {case.one: end}) == {case.one: within(start, end)}, (
+                start,
+                end,
+            )
+            assert case.fetcher.positions == {case.one: end}
 
 
 def test_a_log_is_read_on_in_pieces_whose_ends_were_not_known_before(case: Case) -> None:
-    case.tap.go_to({case.one: 0, case.two: 1})
+    case.fetcher.go_to({case.one: 0, case.two: 1})
     for end in (1, 2, 5, 8, 9, 14):
-        before = case.tap.positions
+        before = case.fetcher.positions
         expected = {tp: within(before[tp], end) for tp in before}
         assert (
             taken(
-                case.tap,
+                case.fetcher,
                 {case.one: max(end, before[case.one]), case.two: max(end, before[case.two])},
             )
             == expected
@@ -151,65 +157,65 @@ def test_a_log_is_read_on_in_pieces_whose_ends_were_not_known_before(case: Case)
 
 def test_what_came_together_is_taken_up_to_the_latest_end(case: Case) -> None:
     for latest in (2, 3, 8, END, FAR):
-        case.tap.go_to({case.one: 0, case.two: 0})
+        case.fetcher.go_to({case.one: 0, case.two: 0})
         asked = {case.one: 2, case.two: 1}
-        while any(case.tap.positions[tp] < end for tp, end in asked.items()):
-            case.tap.take(asked, 10, latest={case.one: latest})
-        assert 2 <= case.tap.positions[case.one] <= latest
-        assert case.tap.positions[case.two] == 1
-    case.tap.go_to({case.one: 0})
-    (chunk,) = case.tap.take({case.one: 1}, 10, latest={case.one: 8}).values()
+        while any(case.fetcher.positions[tp] < end for tp, end in asked.items()):
+            case.fetcher.take(asked, 10, latest={case.one: latest})
+        assert 2 <= case.fetcher.positions[case.one] <= latest
+        assert case.fetcher.positions[case.two] == 1
+    case.fetcher.go_to({case.one: 0})
+    (chunk,) = case.fetcher.take({case.one: 1}, 10, latest={case.one: 8}).values()
     assert chunk.values == within(0, chunk.next_position)
-    assert taken(case.tap, {case.one: END}) == {case.one: within(chunk.next_position, END)}
+    assert taken(case.fetcher, {case.one: END}) == {case.one: within(chunk.next_position, END)}
 
 
 def test_bounds_cut_a_chunk_behind_one_record_at_least_and_lose_nothing(case: Case) -> None:
     for bound in ({"most_bytes": 1}, {"most_bytes": 4}, {"most_records": 1}, {"most_records": 2}):
-        case.tap.go_to({})
-        case.tap.go_to({case.one: 0, case.two: 0})
-        assert taken(case.tap, {case.one: END, case.two: END}, **bound) == dict.fromkeys(
+        case.fetcher.go_to({})
+        case.fetcher.go_to({case.one: 0, case.two: 0})
+        assert taken(case.fetcher, {case.one: END, case.two: END}, **bound) == dict.fromkeys(
             (case.one, case.two), within(0, END)
         )
 
 
 def test_what_goes_on_goes_on_when_others_come_and_go(case: Case) -> None:
     one, two = case.one, case.two
-    case.tap.go_to({one: 0})
-    assert taken(case.tap, {one: 2}) == {one: [b"a", b"b"]}
-    case.tap.go_to({one: 2, two: 8})
-    assert taken(case.tap, {one: 8, two: 9}) == {one: [b"c", b"d"], two: [b"e"]}
-    case.tap.go_to({two: 0})
-    assert case.tap.positions == {two: 0}
-    assert taken(case.tap, {two: 2}) == {two: [b"a", b"b"]}
-    case.tap.go_to({two: 2, one: 1})
-    assert taken(case.tap, {one: 2, two: 3}) == {one: [b"b"], two: [b"c"]}
+    case.fetcher.go_to({one: 0})
+    assert taken(case.fetcher, {one: 2}) == {one: [b"a", b"b"]}
+    case.fetcher.go_to({one: 2, two: 8})
+    assert taken(case.fetcher, {one: 8, two: 9}) == {one: [b"c", b"d"], two: [b"e"]}
+    case.fetcher.go_to({two: 0})
+    assert case.fetcher.positions == {two: 0}
+    assert taken(case.fetcher, {two: 2}) == {two: [b"a", b"b"]}
+    case.fetcher.go_to({two: 2, one: 1})
+    assert taken(case.fetcher, {one: 2, two: 3}) == {one: [b"b"], two: [b"c"]}
 
 
 def test_only_what_is_asked_for_is_taken(case: Case) -> None:
-    case.tap.go_to({case.one: 0, case.two: 0})
-    assert taken(case.tap, {case.one: 3}) == {case.one: [b"a", b"b", b"c"]}
-    assert case.tap.positions[case.two] == 0
-    assert case.tap.take({}, 0) == {}
-    assert case.tap.take({case.one: 3, case.two: 0}, 0) == {}, "ends that are reached"
-    assert taken(case.tap, {case.two: 1}) == {case.two: [b"a"]}
+    case.fetcher.go_to({case.one: 0, case.two: 0})
+    assert taken(case.fetcher, {case.one: 3}) == {case.one: [b"a", b"b", b"c"]}
+    assert case.fetcher.positions[case.two] == 0
+    assert case.fetcher.take({}, 0) == {}
+    assert case.fetcher.take({case.one: 3, case.two: 0}, 0) == {}, "ends that are reached"
+    assert taken(case.fetcher, {case.two: 1}) == {case.two: [b"a"]}
 
 
 def test_at_its_end_a_log_gives_nothing_nor_does_an_open_transaction(case: Case) -> None:
-    case.tap.go_to({case.one: END})
-    assert case.tap.take({case.one: FAR}, 0.3) == {}
+    case.fetcher.go_to({case.one: END})
+    assert case.fetcher.take({case.one: FAR}, 0.3) == {}
     case.open_transaction(case.one)
-    assert case.tap.take({case.one: FAR}, 0.3) == {}
-    assert case.tap.positions == {case.one: END}
+    assert case.fetcher.take({case.one: FAR}, 0.3) == {}
+    assert case.fetcher.positions == {case.one: END}
 
 
 def test_a_log_that_starts_later_is_named_and_the_others_go_on(case: Case) -> None:
     case.cut(case.one, 4)
-    case.tap.go_to({case.one: 1, case.two: 0})
+    case.fetcher.go_to({case.one: 1, case.two: 0})
     seen: list[bytes | None] = []
 
     def read_both() -> None:
         for _ in range(20):
-            found = case.tap.take({case.two: END, case.one: END}, 10)
+            found = case.fetcher.take({case.two: END, case.one: END}, 10)
             assert list(found) == [case.two]
             seen.extend(found[case.two].values)
 
@@ -217,33 +223,33 @@ def test_a_log_that_starts_later_is_named_and_the_others_go_on(case: Case) -> No
         with pytest.raises(LogStartMovedError, match="outside the log") as moved:
             read_both()
         assert moved.value.partition == case.one
-        assert case.tap.positions[case.one] == 1
-    case.tap.go_to({case.two: case.tap.positions[case.two]})
-    assert seen + taken(case.tap, {case.two: END})[case.two] == within(0, END), "none lost"
-    case.tap.go_to({case.one: 4})
-    assert taken(case.tap, {case.one: END}) == {case.one: within(4, END)}
+        assert case.fetcher.positions[case.one] == 1
+    case.fetcher.go_to({case.two: case.fetcher.positions[case.two]})
+    assert seen + taken(case.fetcher, {case.two: END})[case.two] == within(0, END), "none lost"
+    case.fetcher.go_to({case.one: 4})
+    assert taken(case.fetcher, {case.one: END}) == {case.one: within(4, END)}
 
 
 def test_an_unknown_topic_brings_nothing(case: Case) -> None:
     absent = TopicPartition(f"{case.one.topic}-absent", 0)
-    case.tap.go_to({absent: 0})
+    case.fetcher.go_to({absent: 0})
     with suppress(RetriableError, FatalError):
-        assert case.tap.take({absent: 1}, 0.5) == {}
-    assert case.tap.positions == {absent: 0}
+        assert case.fetcher.take({absent: 1}, 0.5) == {}
+    assert case.fetcher.positions == {absent: 0}
 
 
 def test_a_closed_tap_may_be_used_again(case: Case) -> None:
-    case.tap.warm_up({case.one.topic}, 10)
-    assert case.tap.positions == {}
-    case.tap.go_to({case.one: 0})
-    assert taken(case.tap, {case.one: 2}) == {case.one: [b"a", b"b"]}
-    case.tap.close()
-    assert case.tap.positions == {}
-    case.tap.go_to({case.one: 2})
-    assert taken(case.tap, {case.one: END}) == {case.one: within(2, END)}
+    case.fetcher.warm_up({case.one.topic}, 10)
+    assert case.fetcher.positions == {}
+    case.fetcher.go_to({case.one: 0})
+    assert taken(case.fetcher, {case.one: 2}) == {case.one: [b"a", b"b"]}
+    case.fetcher.close()
+    assert case.fetcher.positions == {}
+    case.fetcher.go_to({case.one: 2})
+    assert taken(case.fetcher, {case.one: END}) == {case.one: within(2, END)}
 
 
-# What restore, batch and follow choose, over the fake tap.
+# What restore, batch and follow choose, over the fake fetcher.
 
 
 ONE, TWO, THREE = (TopicPartition("log", partition) for partition in range(3))
@@ -251,7 +257,7 @@ POLICY_FAR = 10
 
 
 class World:
-    """A tap over logs, with a clock."""
+    """A fetcher over logs, with a clock."""
 
     def __init__(self, *ends: int) -> None:
         partitions = (ONE, TWO, THREE)[: len(ends)]
@@ -259,7 +265,7 @@ class World:
             tp: FakeLog({at: b"%d" % at for at in range(end)}, end)
             for tp, end in zip(partitions, ends, strict=True)
         }
-        self.tap: Any = FakeTap(self.logs)
+        self.fetcher: Any = FakeLogFetcher(self.logs)
 
     def ends(self) -> dict[TopicPartition, int]:
         return {tp: log.end for tp, log in self.logs.items()}
@@ -271,11 +277,11 @@ def numbers(start: int, end: int) -> list[bytes | None]:
 
 def test_a_restore_reads_a_range_and_nothing_behind_it() -> None:
     world = World(9, 9)
-    reader = LogReader({}, tap=world.tap)
+    reader = LogReader({}, fetcher=world.fetcher)
     for start, end in ((2, 9), (0, 3), (9, 9)):
         found = [value for chunk in reader.read(ONE, start, end) for value in chunk.values]
         assert found == numbers(start, end)
-        assert world.tap.positions == {}
+        assert world.fetcher.positions == {}
 
 
 def test_security_that_kafka_python_cannot_be_told_is_refused() -> None:
@@ -284,7 +290,7 @@ def test_security_that_kafka_python_cannot_be_told_is_refused() -> None:
 
 
 def reader_of(world: World) -> RangeReader:
-    return RangeReader({"bootstrap.servers": "b:1"}, True, tap=world.tap)
+    return RangeReader({"bootstrap.servers": "b:1"}, True, fetcher=world.fetcher)
 
 
 def test_what_one_partition_does_not_use_of_the_bytes_another_gets() -> None:
@@ -303,7 +309,7 @@ class Followed:
     def __init__(self, world: World, positions: dict[TopicPartition, int]) -> None:
         self.world = world
         self.follower = CopyFollower(
-            {}, clock=lambda: world.tap.now, bulk_lag=POLICY_FAR, tap=world.tap
+            {}, clock=lambda: world.fetcher.now, bulk_lag=POLICY_FAR, fetcher=world.fetcher
         )
         self.follower.follow(positions)
         self.values: dict[TopicPartition, list[bytes | None]] = {}
@@ -332,7 +338,7 @@ def test_far_behind_the_shortest_that_begins_is_first_and_nobody_who_waits_is_ov
     followed.poll(3)
     assert followed.bulk == [TWO, ONE, THREE]
     assert followed.follower.far_behind == {}
-    assert world.tap.positions == {ONE: 30, TWO: 20, THREE: 15}, "it goes on behind them"
+    assert world.fetcher.positions == {ONE: 30, TWO: 20, THREE: 15}, "it goes on behind them"
 
 
 def test_near_their_ends_they_are_read_together_and_one_that_falls_behind_in_bulk() -> None:
@@ -362,7 +368,7 @@ def test_after_a_fault_in_bulk_all_are_read_together_for_a_while() -> None:
     followed = Followed(world, {ONE: 0, TWO: 0})
     followed.follower.poll(100, 1, world.ends(), 0.05)
     assert followed.follower.far_behind == {ONE: 1, TWO: 0}
-    world.tap.faults.append(RetriableError("no broker"))
+    world.fetcher.faults.append(RetriableError("no broker"))
     followed.poll()
     assert followed.follower.far_behind == {}
     followed.poll()
@@ -370,7 +376,7 @@ def test_after_a_fault_in_bulk_all_are_read_together_for_a_while() -> None:
     followed.follower.follow({ONE: 0})
     followed.poll()
     assert followed.bulk == []
-    world.tap.now += BULK_AGAIN_S
+    world.fetcher.now += BULK_AGAIN_S
     followed.follower.follow({ONE: 0})
     followed.poll()
     assert followed.bulk == [ONE]
@@ -379,7 +385,7 @@ def test_after_a_fault_in_bulk_all_are_read_together_for_a_while() -> None:
 def test_a_broker_that_cannot_be_reached_loses_no_log() -> None:
     world = World(30, 5)
     followed = Followed(world, {ONE: 0, TWO: 0})
-    world.tap.faults.append(RetriableError("no broker"))
+    world.fetcher.faults.append(RetriableError("no broker"))
     with pytest.raises(RetriableError, match="no broker"):
         followed.poll()
     assert followed.follower.positions == {ONE: 0, TWO: 0}
@@ -406,10 +412,10 @@ def test_a_broker_that_does_not_answer_is_given_up_after_a_while() -> None:
     followed = Followed(world, {ONE: 0})
     followed.follower.poll(100, 1, {ONE: 30}, 0.05)
     world.logs[ONE].end = 1
-    while world.tap.now < 9:
+    while world.fetcher.now < 9:
         assert followed.follower.poll(100, 1 << 20, {ONE: 30}, 0.05).chunks == {}
     assert followed.follower.far_behind == {ONE: 1}
-    world.tap.now += 2
+    world.fetcher.now += 2
     followed.follower.poll(100, 1 << 20, {ONE: 30}, 0.05)
     assert followed.follower.far_behind == {}
     assert followed.follower.positions == {ONE: 1}
@@ -438,25 +444,25 @@ def test_a_connection_that_nobody_uses_is_dropped() -> None:
     world = World(30)
     followed = Followed(world, {ONE: 0})
     followed.poll(2)
-    assert world.tap.open
-    world.tap.now += 31.0
+    assert world.fetcher.open
+    world.fetcher.now += 31.0
     followed.follower.rest()
-    assert world.tap.open, "it follows a log"
+    assert world.fetcher.open, "it follows a log"
     followed.follower.unfollow([ONE])
     followed.follower.rest()
-    assert not world.tap.open
+    assert not world.fetcher.open
 
 
 def test_a_silent_log_ends_a_read_with_what_the_others_had() -> None:
     records = 30
     world = World(records, 0, records)
-    tap, reader = world.tap, reader_of(world)
+    fetcher, reader = world.fetcher, reader_of(world)
     wanted = {tp: OffsetRange(0, records) for tp in (TWO, ONE, THREE)}
     read = reader.read(wanted, 30.0, quiet_s=3.0)
     assert read.silent == (TWO,)
     assert {tp: len(read.columns[tp]) for tp in wanted} == {ONE: records, TWO: 0, THREE: records}
     assert read.ends == {ONE: records, TWO: 0, THREE: records}
-    assert tap.now == 3.0
+    assert fetcher.now == 3.0
     with pytest.raises(RetriableError, match="log-1 to") as error:
         reader.read(wanted, 30.0)
     assert error.value.partitions == {TWO}

@@ -37,7 +37,7 @@ from everflow.kafka.reading.fetch_connection import (
     FetchPlace,
     TailWatch,
 )
-from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.log_fetcher import LogFetcher
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.reading.range_reader import RangeReader
 from everflow.kafka.reading.record_columns import CorruptBatchError, LogChunk, LogColumns
@@ -149,21 +149,21 @@ class Broker:
         pass
 
 
-def tap_of(broker: Broker, **values: Any) -> FetchTap:
-    tap = FetchTap({}, clock=lambda: broker.now, **values)
-    tap._connection = broker  # type: ignore[assignment]
-    return tap
+def fetcher_of(broker: Broker, **values: Any) -> LogFetcher:
+    fetcher = LogFetcher({}, clock=lambda: broker.now, **values)
+    fetcher._connection = broker  # type: ignore[assignment]
+    return fetcher
 
 
-def begun(broker: Broker, **values: Any) -> FetchTap:
+def begun(broker: Broker, **values: Any) -> LogFetcher:
     """One that reads `TP` from its start."""
-    tap = tap_of(broker, **values)
-    tap.go_to({TP: 0})
-    return tap
+    fetcher = fetcher_of(broker, **values)
+    fetcher.go_to({TP: 0})
+    return fetcher
 
 
 def reader_of(broker: Broker, latest: bool = False) -> LogReader:
-    return LogReader({}, latest=latest, tap=tap_of(broker), stable_end=broker.stable_end)
+    return LogReader({}, latest=latest, fetcher=fetcher_of(broker), stable_end=broker.stable_end)
 
 
 def read(broker: Broker, start: int, end: int) -> list[LogChunk]:
@@ -186,33 +186,35 @@ def test_the_next_fetch_is_sent_before_this_one_is_handed_out() -> None:
 def test_what_goes_on_fetches_beyond_the_asked_end_as_far_as_records_are_there() -> None:
     broker = Broker({0: batch(0, [b"a", b"b"]), 2: batch(2, [b"c", b"d"])})
     broker.end = 4
-    tap = begun(broker, ahead=True)
-    assert tap.take({TP: 2}, 1.0)[TP].values == [b"a", b"b"]
+    fetcher = begun(broker, ahead=True)
+    assert fetcher.take({TP: 2}, 1.0)[TP].values == [b"a", b"b"]
     assert broker.fetched == [0, 2]
-    assert tap.take({TP: 3}, 1.0)[TP].values == [b"c"]
-    tap.go_to({TP: 3})
-    assert tap.take({TP: 4}, 1.0)[TP].values == [b"d"]
+    assert fetcher.take({TP: 3}, 1.0)[TP].values == [b"c"]
+    fetcher.go_to({TP: 3})
+    assert fetcher.take({TP: 4}, 1.0)[TP].values == [b"d"]
     assert broker.fetched == [0, 2]
 
 
-def slices(tap: FetchTap, end: int, most_bytes: int) -> Iterator[tuple[list[bytes | None], int]]:
-    while tap.positions[TP] < end:
-        chunk = tap.take({TP: end}, 1.0, most_bytes)[TP]
-        assert chunk.next_position == tap.positions[TP]
+def slices(
+    fetcher: LogFetcher, end: int, most_bytes: int
+) -> Iterator[tuple[list[bytes | None], int]]:
+    while fetcher.positions[TP] < end:
+        chunk = fetcher.take({TP: end}, 1.0, most_bytes)[TP]
+        assert chunk.next_position == fetcher.positions[TP]
         yield chunk.values, chunk.next_position
 
 
 def test_slices_are_bounded_and_end_at_the_asked_end() -> None:
     broker = Broker({0: batch(0, [b"a", b"b", b"c"]), 3: batch(3, [b"d", b"e"])})
-    tap = begun(broker)
-    assert list(slices(tap, 4, 4)) == [([b"a", b"b"], 2), ([b"c"], 3), ([b"d"], 4)]
-    assert list(slices(tap, 5, 4)) == [([b"e"], 5)], "what was received already is still there"
+    fetcher = begun(broker)
+    assert list(slices(fetcher, 4, 4)) == [([b"a", b"b"], 2), ([b"c"], 3), ([b"d"], 4)]
+    assert list(slices(fetcher, 5, 4)) == [([b"e"], 5)], "what was received already is still there"
     assert broker.fetched == [0, 3]
 
 
 def test_a_tail_without_records_moves_the_position_too() -> None:
-    tap = begun(Broker({0: batch(0, [b"a"]), 1: markers(1)}))
-    assert list(slices(tap, 2, 1 << 20)) == [([b"a"], 1), ([], 2)]
+    fetcher = begun(Broker({0: batch(0, [b"a"]), 1: markers(1)}))
+    assert list(slices(fetcher, 2, 1 << 20)) == [([b"a"], 1), ([], 2)]
 
 
 @pytest.mark.parametrize(
@@ -275,14 +277,14 @@ def test_errors_that_stay() -> None:
 
 def test_an_answer_that_is_not_there_is_waited_for_as_asked_and_counts_when_it_comes() -> None:
     broker = Broker({0: None})
-    tap = begun(broker)
+    fetcher = begun(broker)
     while broker.now < 9:
-        assert tap.take({TP: 1}, 0.05) == {}
+        assert fetcher.take({TP: 1}, 0.05) == {}
     assert max(broker.waited) < 0.051
     assert broker.fetched == [0], "the one request stays under way"
-    assert tap.positions == {TP: 0}
+    assert fetcher.positions == {TP: 0}
     broker.logs[TP][0][:] = [batch(0, [b"a"])]
-    assert tap.take({TP: 1}, 0.05)[TP].values == [b"a"]
+    assert fetcher.take({TP: 1}, 0.05)[TP].values == [b"a"]
     assert broker.fetched == [0]
 
 
@@ -296,31 +298,31 @@ def test_an_answer_that_is_not_there_is_waited_for_as_asked_and_counts_when_it_c
 )
 def test_a_fault_leaves_the_position(fault: Any, raised: type[Exception]) -> None:
     broker = Broker({0: batch(0, [b"a"]), 1: fault})
-    tap = begun(broker)
-    assert tap.take({TP: 9}, 0.05)[TP].values == [b"a"]
+    fetcher = begun(broker)
+    assert fetcher.take({TP: 9}, 0.05)[TP].values == [b"a"]
     with pytest.raises(raised):
-        tap.take({TP: 9}, 0.05)
-    assert tap.positions == {TP: 1}
+        fetcher.take({TP: 9}, 0.05)
+    assert fetcher.positions == {TP: 1}
     assert broker.now < 2
 
 
 def test_a_fault_that_passes_is_none_and_is_named_meanwhile() -> None:
     broker = Broker({0: [client_errors.NodeNotReadyError(1)] * 5 + [batch(0, [b"a"])]})
-    tap = begun(broker)
-    assert tap.take({TP: 1}, 0.0) == {}
-    assert "log-0" in tap.trouble
-    assert tap.take({TP: 1}, 2.0)[TP].values == [b"a"]
-    assert tap.trouble == ""
+    fetcher = begun(broker)
+    assert fetcher.take({TP: 1}, 0.0) == {}
+    assert "log-0" in fetcher.trouble
+    assert fetcher.take({TP: 1}, 2.0)[TP].values == [b"a"]
+    assert fetcher.trouble == ""
 
 
 def test_a_fault_of_one_log_loses_nothing_of_another() -> None:
     broker = Broker({0: batch(0, [b"a"])})
     broker.logs[TWO] = {0: [client_errors.OffsetOutOfRangeError()]}
-    tap = tap_of(broker)
-    tap.go_to({TP: 0, TWO: 0})
-    assert tap.take({TP: 1, TWO: 1}, 1.0)[TP].values == [b"a"]
+    fetcher = fetcher_of(broker)
+    fetcher.go_to({TP: 0, TWO: 0})
+    assert fetcher.take({TP: 1, TWO: 1}, 1.0)[TP].values == [b"a"]
     with pytest.raises(LogStartMovedError):
-        tap.take({TP: 1, TWO: 1}, 1.0)
+        fetcher.take({TP: 1, TWO: 1}, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -328,12 +330,12 @@ def test_a_fault_of_one_log_loses_nothing_of_another() -> None:
 )
 def test_a_log_of_another_topic_is_named_and_what_came_before_is_given(answer: Exception) -> None:
     broker = Broker({0: batch(0, [b"a"]), 1: answer})
-    tap = tap_of(broker)
-    tap.go_to({TP: 0}, ids={"log": "AAAAAAAAAAAAAAAAAAAABQ"})
+    fetcher = fetcher_of(broker)
+    fetcher.go_to({TP: 0}, ids={"log": "AAAAAAAAAAAAAAAAAAAABQ"})
     assert broker.ids == {"log": "AAAAAAAAAAAAAAAAAAAABQ"}
-    assert tap.take({TP: 2}, 1.0)[TP].values == [b"a"]
+    assert fetcher.take({TP: 2}, 1.0)[TP].values == [b"a"]
     with pytest.raises(OtherTopicError) as other:
-        tap.take({TP: 2}, 1.0)
+        fetcher.take({TP: 2}, 1.0)
     assert other.value.partitions == {TP}
 
 
@@ -341,14 +343,14 @@ def test_a_log_that_was_cut_and_written_anew_is_not_read_on() -> None:
     first = bytearray(batch(0, [b"a"]))
     first[12:16] = (7).to_bytes(4, "big")
     broker = Broker({0: bytes(first), 1: DivergedError(0)})
-    tap = begun(broker)
-    assert tap.take({TP: 2}, 1.0)[TP].values == [b"a"]
+    fetcher = begun(broker)
+    assert fetcher.take({TP: 2}, 1.0)[TP].values == [b"a"]
     with pytest.raises(LogTruncatedError, match=r"log-0.*offset 0") as told:
-        tap.take({TP: 2}, 1.0)
+        fetcher.take({TP: 2}, 1.0)
     assert told.value.partition == TP
     assert broker.epochs == [-1, 7]
     broker = Broker({0: bytes(first), 1: DivergedError(0)})
-    reader = RangeReader({"bootstrap.servers": "b:1"}, True, tap=tap_of(broker))
+    reader = RangeReader({"bootstrap.servers": "b:1"}, True, fetcher=fetcher_of(broker))
     with pytest.raises(FatalError, match="start again"):
         reader.read({TP: OffsetRange(0, 2)}, 1.0)
 
@@ -356,9 +358,9 @@ def test_a_log_that_was_cut_and_written_anew_is_not_read_on() -> None:
 def read_or_reason(answer: bytes, **values: Any) -> list[bytes | None] | str:
     broker = Broker({})
     broker.logs[TP] = defaultdict(lambda: [None], {0: [answer]})
-    tap = begun(broker, **values)
+    fetcher = begun(broker, **values)
     try:
-        chunk = tap.take({TP: 9}, 0.0).get(TP)
+        chunk = fetcher.take({TP: 9}, 0.0).get(TP)
     except RetriableError as reason:
         return str(reason)
     assert chunk is not None
@@ -401,25 +403,25 @@ def test_check_crcs_may_be_off() -> None:
     assert "checksum" in str(read_or_reason(bytes(broken)))
     assert read_or_reason(bytes(broken), check_crcs=False) == [b"some valte"]
     given = {"bootstrap.servers": "a:1"}
-    assert FetchTap.over(given).check_crcs
-    assert not FetchTap.over({**given, "check.crcs": "false"}).check_crcs
+    assert LogFetcher.over(given).check_crcs
+    assert not LogFetcher.over({**given, "check.crcs": "false"}).check_crcs
 
 
 def test_a_damaged_batch_is_named_and_fetched_again_after_a_while() -> None:
     broken = bytearray(batch(1, [b"b"]))
     broken[-3] ^= 1
     broker = Broker({0: batch(0, [b"a"]), 1: [bytes(broken), batch(1, [b"b"])]})
-    tap = begun(broker)
-    assert tap.take({TP: 2}, 1.0)[TP].values == [b"a"]
+    fetcher = begun(broker)
+    assert fetcher.take({TP: 2}, 1.0)[TP].values == [b"a"]
     for _ in range(3):
         with pytest.raises(CorruptBatchError, match="log-0, offset 1") as damaged:
-            tap.take({TP: 2}, 1.0)
+            fetcher.take({TP: 2}, 1.0)
         assert damaged.value.partitions == {TP}
     assert broker.fetched == [0, 1]
     broker.now += 10
     with pytest.raises(CorruptBatchError):
-        tap.take({TP: 2}, 1.0)
-    assert tap.take({TP: 2}, 1.0)[TP].values == [b"b"]
+        fetcher.take({TP: 2}, 1.0)
+    assert fetcher.take({TP: 2}, 1.0)[TP].values == [b"b"]
 
 
 @pytest.mark.parametrize("magic", [0, 1])
@@ -429,8 +431,8 @@ def test_batches_of_old_formats_are_read_too(magic: int, codec: int) -> None:
     for at in range(3):
         builder.append(at, 1000 + at, b"k", b"old %d" % at)
     broker = Broker({0: bytes(builder.build()) + batch(3, [b"new"])})
-    tap = begun(broker)
-    chunk = tap.take({TP: 4}, 1.0)[TP]
+    fetcher = begun(broker)
+    chunk = fetcher.take({TP: 4}, 1.0)[TP]
     assert chunk.values == [b"old 0", b"old 1", b"old 2", b"new"]
     assert chunk.offsets.tolist() == [0, 1, 2, 3]
     assert chunk.timestamps.tolist() == [*((1000, 1001, 1002) if magic else (-1, -1, -1)), 5]
@@ -439,8 +441,8 @@ def test_batches_of_old_formats_are_read_too(magic: int, codec: int) -> None:
 def test_several_batches_of_one_answer_are_taken_up_to_any_end() -> None:
     answer = batch(0, [b"a", b"b"]) + markers(2) + batch(3, [b"c"]) + batch(4, [b"d", b"e"])
     for cuts in ([1, 3, 4, 6], [2, 5, 6], [3, 6], [6]):
-        tap = begun(Broker({0: answer}))
-        found = [chunk for cut in cuts for chunk in slices(tap, cut, 1 << 20)]
+        fetcher = begun(Broker({0: answer}))
+        found = [chunk for cut in cuts for chunk in slices(fetcher, cut, 1 << 20)]
         assert [value for chunk, _ in found for value in chunk] == [b"a", b"b", b"c", b"d", b"e"]
         assert [at for _, at in found][-1] == 6
 
@@ -448,12 +450,12 @@ def test_several_batches_of_one_answer_are_taken_up_to_any_end() -> None:
 def test_what_one_log_waits_for_does_not_hold_up_what_is_there_of_another() -> None:
     broker = Broker({0: batch(0, [b"a"])})
     broker.logs[TWO] = {0: [None]}
-    tap = tap_of(broker)
-    tap.go_to({TP: 0, TWO: 0})
-    assert list(tap.take({TP: 1, TWO: 1}, 9.0)) == [TP]
+    fetcher = fetcher_of(broker)
+    fetcher.go_to({TP: 0, TWO: 0})
+    assert list(fetcher.take({TP: 1, TWO: 1}, 9.0)) == [TP]
     assert broker.now < 1.0
     broker.logs[TWO][0][:] = [batch(0, [b"x"])]
-    assert tap.take({TP: 1, TWO: 1}, 9.0)[TWO].values == [b"x"]
+    assert fetcher.take({TP: 1, TWO: 1}, 9.0)[TWO].values == [b"x"]
 
 
 @pytest.mark.parametrize(("chunk_bytes", "most"), [(1, 2990), (2000, 2990), (1 << 20, 60)])
@@ -508,17 +510,17 @@ def test_a_batch_that_is_too_large_is_told_with_its_log(monkeypatch: pytest.Monk
         raise FatalError("record batch at offset 0: too much")
 
     monkeypatch.setattr(record_batches, "columns", refuse)
-    tap = begun(Broker({0: batch(0, [b"a"])}))
+    fetcher = begun(Broker({0: batch(0, [b"a"])}))
     with pytest.raises(FatalError, match=r"log-0.*offset 0"):
-        tap.take({TP: 1}, 1.0)
+        fetcher.take({TP: 1}, 1.0)
 
 
-def two_logs(second: bytes) -> FetchTap:
+def two_logs(second: bytes) -> LogFetcher:
     broker = Broker({0: batch(0, [b"a"]) + markers(1) + batch(2, [b"b", b"c"])})
     broker.logs[TWO] = {0: [second]}
-    tap = tap_of(broker, check_crcs=False)
-    tap.go_to({TP: 0, TWO: 0})
-    return tap
+    fetcher = fetcher_of(broker, check_crcs=False)
+    fetcher.go_to({TP: 0, TWO: 0})
+    return fetcher
 
 
 def test_few_records_of_several_logs_are_taken_apart_together() -> None:
@@ -532,10 +534,10 @@ def test_few_records_of_several_logs_are_taken_apart_together() -> None:
 def test_a_damaged_log_beside_others_is_named_and_they_are_read() -> None:
     broken = bytearray(batch(0, [b"x", b"y"]))
     broken[61] = 0x41  # a record of negative length
-    tap = two_logs(bytes(broken))
-    assert tap.take({TP: 4, TWO: 2}, 1.0)[TP].values == [b"a", b"b", b"c"]
+    fetcher = two_logs(bytes(broken))
+    assert fetcher.take({TP: 4, TWO: 2}, 1.0)[TP].values == [b"a", b"b", b"c"]
     with pytest.raises(CorruptBatchError) as damaged:
-        tap.take({TWO: 2}, 1.0)
+        fetcher.take({TWO: 2}, 1.0)
     assert damaged.value.partitions == {TWO}
 
 
