@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from everflow import sockets
-from everflow.errors import RetriableError
+from everflow.errors import FatalError, RetriableError
 from everflow.instance.commit_gate import CommitGate, GateBackend, GateBook
 from everflow.instance.thread.thread_job import ThreadJob
 from everflow.protocol.messages import BatchFailedError
@@ -25,7 +25,7 @@ from everflow.testing import kafka_proxy
 from everflow.topology.plan import Ticket
 from everflow.worker import serve as resident
 from everflow.worker.columns import ColumnClient, ColumnsFailed
-from everflow.worker.serve import GateClient, ResidentStep, refuse
+from everflow.worker.serve import GateClient, PackedResident, ResidentStep
 
 MOST = 1_000
 WAIT_S = 60.0
@@ -178,7 +178,7 @@ def test_a_worker_refuses_a_request_that_is_too_large(tmp_path: Path) -> None:
         listening(tmp_path / "f", too_large) as path,
         pytest.raises(TooLargeError, match="the driver's first request"),
     ):
-        refuse(ValueError("no step"), path)
+        PackedResident(nothing, path)._refuse(FatalError("no step"))
 
 
 @pytest.mark.parametrize("size", [-2, MOST_MESSAGE_BYTES + 1])
