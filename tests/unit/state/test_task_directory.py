@@ -52,15 +52,10 @@ def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path: Path) -
         "try:\n    StateDirectory.open(sys.argv[1], 'app')\n"
         "except StateLockedError as error:\n    print(error)\n"
     )
-    said = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert f"in use by process {os.getpid()}" in said.stdout
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    assert f"in use by process {os.getpid()}" in subprocess.check_output(command, text=True)
     directory.close()
-    said = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert said.stdout == ""
+    assert subprocess.check_output(command, text=True) == ""
 
 
 def test_the_folder_is_private_to_its_user_also_one_that_was_there(tmp_path: Path) -> None:
@@ -123,12 +118,8 @@ def test_a_foreign_or_newer_folder_is_left_alone(tmp_path: Path, wrong: dict[str
     ("clean", "boot_id", "sync", "distrusted"),
     [
         (False, "boot-2", "none", True),
-        (
-            False,
-            "boot-1",
-            "none",
-            False,
-        ),  # the process was killed: the operating system has the pages
+        # The process was killed: the operating system has the pages.
+        (False, "boot-1", "none", False),
         (True, "boot-2", "none", False),
         (False, "boot-2", "commit", False),
     ],
@@ -173,9 +164,7 @@ def test_a_rebuild_goes_to_a_new_path_and_removes_the_old_one(tmp_path: Path) ->
 def test_an_interrupted_rebuild_leaves_the_newer_folder_in_charge(tmp_path: Path) -> None:
     directory = opened(tmp_path)
     old = make_store(directory, "counts")
-    (
-        old.parent / "counts-1"
-    ).mkdir()  # killed between making the new folder and removing the old one
+    (old.parent / "counts-1").mkdir()  # killed before the old one was removed
     assert directory.store_path(TASK, "counts").name == "counts-1"
     assert not old.exists()
     directory.close()
