@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from everflow import serdes
 from everflow.dsl.graph_builder import bytes_store
 from everflow.operators.due_index import Changes, DueIndex, DueQueue
-from everflow.operators.joins.stream_table import GraceWait, HeldBack
+from everflow.operators.joins.stream_table import GraceBuffer, GraceWait
 from everflow.records import StoreChanges
 from everflow.state.store import InMemoryStore
 from everflow.topology.graph import Inputs
@@ -100,7 +100,7 @@ def test_changes_are_those_of_a_store_or_nothing() -> None:
 
 def test_a_negative_time_waits_in_the_grace_as_zero_does() -> None:
     types = {"key_serde": serdes.string(), "value_serde": serdes.long()}
-    wait = GraceWait(HeldBack(store=bytes_store("w"), grace_ms=10, **types), True)
+    wait = GraceWait(GraceBuffer(store=bytes_store("w"), grace_ms=10, **types), True)
     store, found = InMemoryStore(), []
     times: Mapping[int, int] = {0: -1}
     for time in (-5, 9, 10):

