@@ -268,7 +268,7 @@ def test_figures_are_the_true_counts(app: Application, cluster: Cluster) -> None
         assert view["verdict"]["tone"] == "good"
         assert {row["task"] for row in view["tasks"]["rows"]} == {"0_0", "0_1", "1_0", "1_1"}
         assert "Assigned 4 tasks" in " ".join(event["text"] for event in view["assignment"])
-        assert 'data-node="by-value-repartition-sink"' in get(streams, "/page")[1]
+        assert "by-value-repartition-sink" in get(streams, "/page/drawing")[1]
         # A static member leaves, too, when it is told so: what a pod's hook does at a scale-in.
         asked = urllib.request.Request(f"http://{streams.http_address}/drain", method="POST")
         with urllib.request.urlopen(asked, timeout=30) as answer:
