@@ -76,7 +76,7 @@ class ErrorHandlerContext:
 
 class ExceptionHandler(Protocol):
     """A function ``(context, error)``, or a callable object, that returns a `Response`. It must be
-    picklable; each Python worker has its own copy, which one thread calls."""
+    picklable; each Python worker calls its own copy, on one thread."""
 
     def __call__(self, context: ErrorHandlerContext, error: BaseException) -> Response:
         """Decides about a record, which may be passed again. An error raised here stops the

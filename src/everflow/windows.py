@@ -47,8 +47,8 @@ _PART = re.compile(r"\s*([0-9]+)\s*([a-z]+)\s*,?", re.IGNORECASE)
 
 
 def duration_ms(duration: Duration) -> int:
-    """Ms of ``"1 day 12 hours"``, ``500`` or a timedelta. Raises TopologyError unless it is whole
-    and fits into 64 bits."""
+    """Ms of ``"1 day 12 hours"``, ``500`` or a timedelta. TopologyError unless whole and 64
+    bits."""
     if isinstance(duration, dt.timedelta):
         try:
             return exact_ms(duration)
@@ -168,7 +168,7 @@ class TimeWindows(Telling, metaclass=FittingClass):
         return replace(self, advance_ms=duration_ms(advance))
 
     def grace(self, grace: Duration) -> TimeWindows:
-        """The same windows, which accept late records until stream time reaches their end +
+        """The same windows, but they accept records until stream time reaches their end +
         ``grace``."""
         return replace(self, grace_ms=duration_ms(grace))
 
@@ -255,7 +255,7 @@ class JoinWindows(Telling, metaclass=FittingClass):
         return replace(self, after_ms=duration_ms(difference))
 
     def grace(self, grace: Duration) -> JoinWindows:
-        """The same windows, which accept late records until stream time passes their end +
+        """The same windows, but they accept records until stream time passes their end +
         ``grace``."""
         return replace(self, grace_ms=duration_ms(grace))
 
@@ -308,7 +308,7 @@ class SlidingWindows(Telling, metaclass=FittingClass):
         return SlidingWindows.of_time_difference(difference).grace(grace)
 
     def grace(self, grace: Duration) -> SlidingWindows:
-        """The same windows, which accept late records until stream time passes their end +
+        """The same windows, but they accept records until stream time passes their end +
         ``grace``."""
         return replace(self, grace_ms=duration_ms(grace))
 
@@ -410,7 +410,7 @@ class SessionWindows(Telling, metaclass=FittingClass):
         return SessionWindows.of_inactivity_gap(gap).grace(grace)
 
     def grace(self, grace: Duration) -> SessionWindows:
-        """The same sessions, which accept late records until stream time passes their end + gap +
+        """The same sessions, accepting records until stream time passes their end + gap +
         ``grace``."""
         return replace(self, grace_ms=duration_ms(grace))
 

@@ -276,14 +276,14 @@ class BufferConfig(Telling, metaclass=FittingClass):
 
     @staticmethod
     def max_records(count: int) -> BufferConfig:
-        """Limits a task's buffer to ``count`` keys; when it is full, the oldest row is emitted
+        """Limits a task's buffer to ``count`` keys; beyond that, the oldest row is emitted
         early."""
         return BufferConfig().with_max_records(count)
 
     @staticmethod
     def max_bytes(count: int) -> BufferConfig:
-        """Limits a task's buffer to ``count`` bytes of keys and values, plus 8 per key; when it is
-        full, the oldest row is emitted early."""
+        """Limits a task's buffer to ``count`` bytes of keys and values, plus 8 per key; beyond
+        that, the oldest row is emitted early."""
         return BufferConfig().with_max_bytes(count)
 
     def with_max_records(self, count: int) -> BufferConfig:

@@ -125,8 +125,8 @@ class KStream(_StreamOrTable):
 
     @builder_call
     def filter_not(self, predicate: Expression, *, name: str | None = None) -> KStream:
-        """Keeps the records that ``filter`` drops, including those for which ``predicate`` is NULL.
-        Headers stay."""
+        """Keeps the records that ``filter`` drops, also those with a NULL predicate. Headers
+        stay."""
         return KStream(stateless.filtered(self._stream, "filter_not", predicate, name, negate=True))
 
     @builder_call
@@ -168,8 +168,8 @@ class KStream(_StreamOrTable):
     def select_key(
         self, mapper: Expression, *, returns: object = None, name: str | None = None
     ) -> KStream:
-        """Computes a new key and keeps the value. A later grouping repartitions the records, even
-        if the keys are equal to the old ones. Headers stay."""
+        """Computes a new key. A later grouping repartitions the records, even if keys are equal to
+        the old ones. Headers stay."""
         return KStream(stateless.keyed(self._stream, "select_key", mapper, returns, name))
 
     @builder_call
@@ -292,9 +292,8 @@ class KStream(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """As `join`, but a record without a match, or without a key, is emitted with a null
-        ``right``: at once if ``other`` is a table, otherwise when the record's window and grace are
-        over."""
+        """As `join`, but a record without a match or key is emitted with a null ``right``: at once
+        if ``other`` is a table, otherwise when the record's window and grace are over."""
         return self._joined(JoinKind.LEFT, locals())
 
     @builder_call
@@ -493,8 +492,8 @@ class KStream(_StreamOrTable):
         name: str | None = None,
     ) -> KStream:
         """Drops records that repeat another record of the same key. The first record in processing
-        order is emitted; another one is emitted only if its time is more than ``within`` before or
-        after that of every emitted one.
+        order is emitted; a further one only if its time differs by more than ``within`` from that
+        of every emitted record.
 
         ``by``: an id instead of the key, as a Column, or a function with ``returns=type``. Records
         of one id must have one key, since tasks do not share their state. A record without an id
@@ -669,8 +668,7 @@ class BranchedKStream(Telling):
 
     @builder_call
     def default_branch(self, *, name: str | None = None) -> dict[str, KStream]:
-        """Adds a branch for the records that match no other branch, and returns the dict of all
-        branches. Headers stay."""
+        """Adds a branch for all other records, and returns the dict of branches. Headers stay."""
         key = name or "0"
         child = self._claimed(key)
         self._branches[key] = KStream(self._split.rest(child))
@@ -1058,8 +1056,8 @@ class _WindowedKStream(_Groups):
 
 class TimeWindowedKStream(_WindowedKStream):
     """Groups by key and time window, sliding window or count window. Null keys are skipped; null
-    values are skipped in sliding windows only, as in Kafka Streams. Late records, by the operator's
-    own stream time and the window's grace, are dropped; in count windows no record is late."""
+    values are skipped in sliding windows only, as in Kafka Streams. Records that are late, by the
+    operator's own stream time and the grace, are dropped; in count windows none is late."""
 
 
 class SessionWindowedKStream(_WindowedKStream):
@@ -1081,8 +1079,8 @@ class SessionWindowedKStream(_WindowedKStream):
         name: str | Aggregator | None = None,
         **aggregators: Aggregator,
     ) -> KTable:
-        """As `KGroupedStream.aggregate`, per session. When two sessions merge, ``merger`` receives
-        (key, aggregate, aggregate) or (aggregate, aggregate), the earlier session's first."""
+        """As `KGroupedStream.aggregate`, per session. If sessions merge, ``merger`` receives (key,
+        aggregate, aggregate) or (aggregate, aggregate), the earlier session's first."""
         return self._aggregate(locals())
 
 
@@ -1156,8 +1154,7 @@ class CogroupedKStream(_OneAggregator):
     def windowed_by(
         self, windows: Windows
     ) -> TimeWindowedCogroupedKStream | SessionWindowedCogroupedKStream:
-        """Groups the records of all streams also by time windows, sliding windows, count windows or
-        sessions."""
+        """Groups all streams also by time windows, sliding windows, count windows or sessions."""
         _check_windows(windows)
         if isinstance(windows, SessionWindows):
             return SessionWindowedCogroupedKStream(self._members, windows)
@@ -1165,13 +1162,11 @@ class CogroupedKStream(_OneAggregator):
 
 
 class TimeWindowedCogroupedKStream(_OneAggregator):
-    """Cogrouped streams in time, sliding or count windows. All streams share one stream time, which
-    decides whether a record is late."""
+    """Cogrouped streams in time, sliding or count windows, with one stream time for all streams."""
 
 
 class SessionWindowedCogroupedKStream(_Cogroups):
-    """Cogrouped streams in sessions. All streams share one stream time, which decides whether a
-    record is late."""
+    """Cogrouped streams in sessions, with one stream time for all streams."""
 
     @builder_call
     def aggregate(

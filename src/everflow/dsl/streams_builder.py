@@ -135,9 +135,8 @@ class StreamsBuilder(Telling):
         hour")`` makes a versioned table (KIP-889), which also keeps the earlier values of that
         duration of stream time. A joined stream sees it as of each record's time; an update older
         than that is ignored and counted. ``timestamp``, ``idle_advance`` and ``partitioner``: as in
-        `stream`. ``ttl``: how long (stream time) a row is kept after its record's time. Then the
-        row is deleted and the table emits a tombstone; updates older than ``ttl`` are dropped.
-        Headers stay.
+        `stream`. ``ttl``: how long (stream time) a row is kept after its record's time. Then it is
+        deleted and the table emits a tombstone; older updates are dropped. Headers stay.
         """
         if not isinstance(topic, str):
             raise TopologyError(

@@ -1,7 +1,7 @@
-"""The built-in aggregates, ``agg.count()`` and the others: vectorised, no Python per record.
+"""Built-in aggregates such as ``agg.count()``: vectorised, without Python code per record.
 
-Nulls follow SQL: every aggregate but ``count()``, ``first`` and ``last`` leaves them out; with
-nothing left the result is null (counts: 0, lists: empty). Integer sums are 64-bit and wrap around
+Nulls follow SQL: every aggregate but ``count()``, ``first`` and ``last`` skips them. If no value
+remains, the result is null (counts: 0, lists: empty). Integer sums are 64-bit and wrap around
 as Java's do. NaN is larger than every number.
 """
 
@@ -29,7 +29,7 @@ _FULL = ("fail", "keep_first", "keep_last")
 
 
 def precision_of(rsd: float) -> int:
-    """Returns the sketch precision whose relative standard deviation is at most ``rsd``, as in
+    """The precision of a sketch whose relative standard deviation is at most ``rsd``, as in
     Spark."""
     return math.ceil(2.0 * math.log(1.106 / rsd) / math.log(2.0))
 
@@ -37,8 +37,7 @@ def precision_of(rsd: float) -> int:
 @dataclass(frozen=True, kw_only=True)
 class Aggregator:
     """One aggregate of a group, as ``agg.count()`` and the other functions make it. ``column`` is a
-    pyspark Column or a column name such as ``value.amount``; ``by`` is another one, which defines
-    the order.
+    pyspark Column or a column name such as ``value.amount``; ``by`` is another, for the order.
 
     Once the DSL has lowered it, ``column`` and ``by`` are names of fields of the operator's input
     struct (``a0``, ``b0``). ``limit``: the most values of a list; None: the result is one value.
@@ -120,8 +119,8 @@ def avg(column: Any) -> Aggregator:
 
 @fitting("agg.first('value.amount')")
 def first(column: Any) -> Aggregator:
-    """The value in the first processed record, null or not. After sessions merge: that of the
-    earliest session."""
+    """The value in the first processed record, null or not; in merged sessions, of the earliest
+    one."""
     return Aggregator(kind="first", column=column)
 
 
@@ -153,7 +152,7 @@ def collect_set(column: Any, limit: int = 10_000, when_full: str = "fail") -> Ag
 @fitting("agg.min_by('value.item', 'value.amount')")
 def min_by(column: Any, by: Any, k: int | None = None) -> Aggregator:
     """The value of ``column`` where ``by`` is smallest; of equal ones the last processed, as in
-    Spark. Records where ``by`` is null are skipped. With ``k``: a list of ``k`` values, as
+    Spark. Records with a null ``by`` are skipped. With ``k``: a list of ``k`` values, as
     `top_n`."""
     return Aggregator(kind="min_by", column=column, by=by, limit=k, largest=False)
 
@@ -175,8 +174,7 @@ def top_n(column: Any, n: int, by: Any = None, largest: bool = True) -> Aggregat
 @fitting("agg.approx_count_distinct('value.item')")
 def approx_count_distinct(column: Any, rsd: float = 0.05) -> Aggregator:
     """Approximate number of distinct non-null values; ``int64``. Spark's HyperLogLog++, with the
-    same estimates. ``rsd``: the relative standard deviation; a smaller one needs a larger
-    sketch."""
+    same estimates. ``rsd``: relative standard deviation; a smaller one needs a larger sketch."""
     return Aggregator(kind="approx_count_distinct", column=column, rsd=rsd)
 
 

@@ -1,4 +1,4 @@
-"""Serdes: how keys and values become bytes, and the Arrow type of each.
+"""Serdes, which convert keys and values to bytes and back. Each serde has an Arrow type.
 
 ``serdes.string()``, ``serdes.long()``, ``serdes.json("carrier string, delay double")``, ...;
 formats are Java's, so that topics and changelogs can be shared with Kafka Streams applications.
@@ -62,7 +62,7 @@ __all__ = [
 
 
 def bytes_() -> Serde:
-    """Bytes as they are; Arrow ``binary``."""
+    """Bytes, unchanged; Arrow ``binary``."""
     return BytesSerde()
 
 

@@ -35,7 +35,7 @@ class RecordContext(NamedTuple):
 
 @dataclass(frozen=True)
 class TimestampExtractor:
-    """Sets the time of each record of a source, before the inputs of a task are merged by time."""
+    """Sets the time of each record of a source, before a task's inputs are merged by time."""
 
     @property
     def remembers(self) -> bool:

@@ -22,10 +22,7 @@ from everflow.user_program import user_line
 
 @dataclass(frozen=True, repr=False)
 class Topology(Graph, Telling):
-    """A frozen program: what `StreamsBuilder.build` returns.
-
-    ``nodes`` are in topological order, inputs first.
-    """
+    """A frozen program, as `StreamsBuilder.build` returns it. ``nodes``: inputs first."""
 
     def describe(self) -> str:
         """Returns the topology in Kafka Streams' text format. Review it before an upgrade."""
@@ -34,14 +31,14 @@ class Topology(Graph, Telling):
     def describe_physical(self) -> str:
         """Returns each node's execution path, by sub-topology, with the line of the program:
         ``Arrow`` (in columns), ``Catalyst`` (Spark's own code), ``Python`` (a function, record by
-        record). It assumes a Spark that everflow supports; ``everflow describe --physical`` uses
-        the installed one."""
+        record). For a Spark that everflow supports; ``everflow describe --physical`` uses the
+        installed one."""
         index_of = cut(self).index_of
         return physical_text(plan(self, index_of, ""), index_of)
 
     @property
     def in_memory(self) -> frozenset[str]:
-        """The names of the stores that are in memory."""
+        """The names of the stores that are not on disk, but in memory."""
         stores = [spec for node in self.nodes for spec in getattr(node, "stores", ())]
         stores += [node.store for node in self.nodes if isinstance(node, WholeTableNode)]
         return frozenset(spec.name for spec in stores if spec.in_memory)

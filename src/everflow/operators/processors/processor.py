@@ -34,8 +34,8 @@ _Method = TypeVar("_Method", bound=Callable[..., None])
 
 
 class Record(NamedTuple):
-    """A record that a processor receives or forwards: Python values, time in ms, headers in
-    order."""
+    """A record that a processor receives or forwards: Python values, time in ms, ordered
+    headers."""
 
     key: Any
     value: Any
@@ -200,7 +200,7 @@ class ProcessorContext(Telling):
 
 
 class PunctuationType(Enum):
-    """The clock that calls a punctuator: stream time (the records' times), or the machine's wall
+    """The clock that calls a punctuator: stream time (the records' times) or the machine's
     clock."""
 
     STREAM_TIME = "stream time"
@@ -275,15 +275,14 @@ class Processor(ABC):
 
 
 class BatchProcessor(Processor):
-    """A processor that receives a task's whole micro-batch in Arrow columns: see
-    `process_batch`."""
+    """A processor that receives a task's micro-batch in Arrow columns: see `process_batch`."""
 
     def process(self, record: Record) -> None:
         """Not called: `process_batch` receives the records."""
 
     @abstractmethod
     def process_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | pa.Table | None:
-        """Receives ``key, value, timestamp (int64, ms), headers`` in processing order. Returns the
+        """Receives ``key, value, timestamp (int64, ms), headers`` in processing order. Returns
         results, with ``key`` and ``value`` in the types of ``returns=``, or None for no results.
 
         A result belongs to the input row that its column ``row`` (int64) names, and has the row's
