@@ -232,11 +232,10 @@ def made() -> str:
 
 HEAD = """# Reference
 
-Every public name, in a sentence; the page behind each heading explains it with examples. Made from the docstrings by
-`tests/reference_page.py`.
+All public names, each with one sentence or a few. Each section links to the page that explains its names with examples. The page
+is made from the docstrings by `tests/reference_page.py`.
 
-Behind each name stands the module that it is imported from. A `*` in front of parameters means that those behind it are given
-by name.
+The module in parentheses after a name is the one to import it from. Parameters after a `*` are keyword-only.
 """  # noqa: E501
 
 

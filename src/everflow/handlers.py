@@ -23,14 +23,15 @@ STAGES = (DESERIALIZATION, PROCESSING, PRODUCTION)
 
 
 class Response(Enum):
-    """What happens to a record that failed. Whatever it is, nothing of a record that is left out
-    stays: no output, no store change.
+    """What happens to a record that failed. A record that is skipped leaves nothing: no output, no
+    store change.
 
-    ``FAIL``: the instance stops with the error. ``CONTINUE``: the record is left out, and counted
-    in ``dropped-records-total``. ``DEAD_LETTER``: left out, and written to the topic that
-    ``errors.dead.letter.queue.topic.name`` names, in the transaction of its micro-batch; FAIL where
-    it names none. ``RETRY``: the micro-batch is run again, until ``task.timeout.ms`` is over.
-    A clock's call that is left out is counted there, and is no letter, as it has no record.
+    ``FAIL``: the instance stops with the error. ``CONTINUE``: the record is skipped, and counted in
+    ``dropped-records-total``. ``DEAD_LETTER``: the record is skipped, and written to the topic of
+    ``errors.dead.letter.queue.topic.name`` in the transaction of its micro-batch; without such a
+    topic it is FAIL. ``RETRY``: the micro-batch is run again, until ``task.timeout.ms`` is over. A
+    punctuator's call that is skipped is counted in the same metric, and never a dead letter, as it
+    has no record.
     """
 
     FAIL = "fail"
@@ -41,16 +42,16 @@ class Response(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorHandlerContext:
-    """Where a record failed, or a processor's method that a clock called, which has no record.
+    """The record that failed, or the failed call of a punctuator, which has no record.
 
     Attributes:
         stage: ``deserialization``, ``processing`` or ``production``.
-        topic, partition, offset, timestamp (ms), headers: of the record that was read; of a clock's
-            call None, -1, -1, the time that it was called with, and none.
-        source_raw_key, source_raw_value: its bytes as they came.
-        processor_node_id: the node that failed; None where it is not known.
-        task_id: of the task that reads it, ``0_3``.
-        attempt: how often its micro-batch was run before.
+        topic, partition, offset, timestamp (ms), headers: of the input record; for a punctuator's
+            call None, -1, -1, the time of the call, and no headers.
+        source_raw_key, source_raw_value: the bytes of the input record.
+        processor_node_id: the node that failed; None if it is not known.
+        task_id: the task that reads the record, ``0_3``.
+        attempt: how often the micro-batch was run before.
     """
 
     stage: str
@@ -67,18 +68,19 @@ class ErrorHandlerContext:
 
     @property
     def subject(self) -> str:
-        """The record's place, or the call, for people."""
+        """A text for people that names the record's position, or the punctuator's call."""
         if self.topic is not None:
             return f"record {self.topic}-{self.partition}@{self.offset}"
         return f"the clock's call at {self.timestamp} ms in node {self.processor_node_id}"
 
 
 class ExceptionHandler(Protocol):
-    """A function, or an object that can be called; picklable; called in Python workers, each of
-    which has its own copy and one thread."""
+    """A function ``(context, error)``, or a callable object, that returns a `Response`. It must be
+    picklable; each Python worker calls its own copy, on one thread."""
 
     def __call__(self, context: ErrorHandlerContext, error: BaseException) -> Response:
-        """Decide about a record, which may come again. An error from here stops the instance."""
+        """Decides about a record, which may be passed again. An error raised here stops the
+        instance."""
 
 
 PASSING_STATUS = frozenset({401, 403, 407, 408, 425, 429})
@@ -87,14 +89,14 @@ _STATUS = ("status_code", "http_status_code", "code", "status")
 
 
 def is_outage(error: BaseException) -> bool:
-    """True if the record is not at fault: no answer, `PASSING_STATUS` or 5xx; causes count, too."""
+    """True if the record is not at fault: no answer, `PASSING_STATUS` or 5xx. Causes count, too."""
     return any(map(_passing, chain(error)))
 
 
 @dataclass(frozen=True)
 class RetryOutages:
-    """A handler that has a micro-batch run again where `is_outage`, and asks another one about
-    everything else."""
+    """A handler that returns RETRY for an outage (no answer, HTTP 5xx, 429 and the like), and calls
+    ``otherwise`` for every other error."""
 
     otherwise: ExceptionHandler
 
@@ -137,13 +139,13 @@ def log_and_fail(context: ErrorHandlerContext, error: BaseException) -> Response
 
 
 def log_and_continue(context: ErrorHandlerContext, error: BaseException) -> Response:
-    """Kafka Streams' LogAndContinue: the record is left out, and is a dead letter where there is a
-    topic for them."""
+    """Kafka Streams' LogAndContinue: the record is skipped, and is a dead letter if there is a
+    topic for dead letters."""
     return Response.CONTINUE
 
 
 def dead_letter_and_continue(context: ErrorHandlerContext, error: BaseException) -> Response:
-    """The record is a dead letter; where there is no topic for them, the instance stops."""
+    """The record is sent to the dead letter topic; if there is none, the instance stops."""
     return Response.DEAD_LETTER
 
 
@@ -225,15 +227,16 @@ def _built_in(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class Handlers:
-    """Picklable. ``topic``: of the dead letters; None: there is none. ``by_stage``: left out, a
-    record is a dead letter."""
+    """Picklable. ``topic``: the dead letter topic; None: there is none. ``by_stage``: handlers by
+    stage; a stage without a handler sends its records to ``topic``."""
 
     topic: str | None = None
     by_stage: Mapping[str, ExceptionHandler] = field(default_factory=dict)
 
     @staticmethod
     def of(topic: str | None, settings: Mapping[str, object]) -> Handlers:
-        """``settings``: by stage. ConfigError for a handler that cannot be loaded."""
+        """Makes handlers of ``settings``, by stage. Raises ConfigError for a handler that cannot be
+        loaded."""
         return Handlers(
             topic,
             {
@@ -244,7 +247,7 @@ class Handlers:
         )
 
     def require_nodes(self, names: Collection[str]) -> None:
-        """ConfigError for a handler of a node that is none of these."""
+        """Raises ConfigError if a node with a handler is not one of ``names``."""
         for stage, handler in self.by_stage.items():
             for node in handler.own if isinstance(handler, ByNode) else ():
                 if node not in names:

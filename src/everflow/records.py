@@ -130,7 +130,7 @@ class TopicPartition(NamedTuple):
 def by_topic(
     logs: Iterable[TopicPartition], row: Callable[[TopicPartition], Any] = lambda tp: tp.partition
 ) -> list[tuple[str, list[Any]]]:
-    """The logs as Kafka's requests name them: each topic, with a row for each partition."""
+    """The logs as Kafka's requests name them: each topic, with a row for each of its partitions."""
     found: dict[str, list[Any]] = {}
     for tp in logs:
         found.setdefault(tp.topic, []).append(row(tp))
@@ -150,15 +150,15 @@ Ranges = Mapping[TopicPartition, OffsetRange]
 
 
 class CommittedOffset(NamedTuple):
-    """What a group has committed of one partition: the next offset to read, and the text written
-    with it."""
+    """What a group has committed for one partition: the next offset to read, and its metadata
+    text."""
 
     offset: int
     metadata: str
 
 
 class MemberMetadata(NamedTuple):
-    """A member's identity in its group at one moment: (-1, "") when it has none."""
+    """A member's identity in its group at one moment; (-1, "") if it has none."""
 
     generation: int
     member_id: str

@@ -47,7 +47,8 @@ _PART = re.compile(r"\s*([0-9]+)\s*([a-z]+)\s*,?", re.IGNORECASE)
 
 
 def duration_ms(duration: Duration) -> int:
-    """Ms of ``"1 day 12 hours"``, ``500`` or a timedelta; TopologyError unless whole, 64 bits."""
+    """Ms of ``"1 day 12 hours"``, ``500`` or a timedelta. TopologyError unless whole and 64
+    bits."""
     if isinstance(duration, dt.timedelta):
         try:
             return exact_ms(duration)
@@ -108,11 +109,12 @@ def _require_ms(windows: Any, *times: int) -> None:
 
 
 class Windowed(NamedTuple):
-    """A key in a window: the one form of windowed keys in Python functions, queries, serdes and
+    """A key with its window: the form of windowed keys in Python functions, queries, serdes and
     tests. Times in ms (epoch).
 
-    A time window is ``[start, end)``; of a session both are times of records; a sliding window is
-    ``[start, end]``. In Columns the fields have the same names: ``F.col("key.start")``.
+    A time window is ``[start, end)``, a sliding window ``[start, end]``. A session is ``[start,
+    end]``, from its first to its last record. In Columns the fields have the same names:
+    ``F.col("key.start")``.
     """
 
     key: Any
@@ -122,11 +124,11 @@ class Windowed(NamedTuple):
 
 @dataclass(frozen=True)
 class TimeWindows(Telling, metaclass=FittingClass):
-    """Windows ``[start, start + size)`` that begin at every multiple of ``advance_ms``.
+    """Windows ``[start, start + size)`` that start at every multiple of ``advance_ms``.
 
-    Tumbling where the advance equals the size, hopping where it is smaller. ``grace_ms`` is how
-    long after its end, in stream time, a window still takes records.
-    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for others.
+    Tumbling if the advance equals the size, hopping if it is smaller. ``grace_ms``: how long after
+    its end, in stream time, a window still accepts records. Durations are text (``"5 minutes"``),
+    ms or a timedelta; others raise TopologyError.
     """
 
     size_ms: int
@@ -162,16 +164,17 @@ class TimeWindows(Telling, metaclass=FittingClass):
         return TimeWindows.of_size(size).grace(grace)
 
     def advance_by(self, advance: Duration) -> TimeWindows:
-        """Hopping windows: a new one every ``advance``."""
+        """Hopping windows: a window starts every ``advance``."""
         return replace(self, advance_ms=duration_ms(advance))
 
     def grace(self, grace: Duration) -> TimeWindows:
-        """Windows that take late records until stream time reaches their end + ``grace``."""
+        """The same windows, but they accept records until stream time reaches their end +
+        ``grace``."""
         return replace(self, grace_ms=duration_ms(grace))
 
     @property
     def retention_ms(self) -> int:
-        """The shortest retention of a store of these windows, and its default: size + grace."""
+        """The default and shortest retention of a store of these windows: size + grace."""
         return self.size_ms + self.grace_ms
 
     def expand(self, timestamps: Int64) -> tuple[Int64, Int64]:
@@ -203,13 +206,12 @@ class TimeWindows(Telling, metaclass=FittingClass):
 
 @dataclass(frozen=True)
 class JoinWindows(Telling, metaclass=FittingClass):
-    """Which records of two streams meet: those of one key whose times are close.
+    """Which records of two streams match: those of one key whose times are close.
 
-    A record of the left stream at time t meets those of the right one from t - ``before_ms`` to t +
-    ``after_ms``, both ends included. ``grace_ms`` is how long after the end of its window, in
-    stream time, a record still waits for its match (`everflow.operators.joins.stream_stream` has
-    the rule).
-    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for others.
+    A left record at time t matches right records from t - ``before_ms`` to t + ``after_ms``, both
+    included. ``grace_ms``: how long after the end of its window, in stream time, a record still
+    waits for its match (the rule is in `everflow.operators.joins.stream_stream`). Durations are
+    text (``"5 minutes"``), ms or a timedelta; others raise TopologyError.
     """
 
     before_ms: int
@@ -228,7 +230,7 @@ class JoinWindows(Telling, metaclass=FittingClass):
 
     @staticmethod
     def of_time_difference(difference: Duration) -> JoinWindows:
-        """Records that are at most ``difference`` apart, without grace."""
+        """Matches records that are at most ``difference`` apart, without grace."""
         ms = checked_ms(difference, "a time difference")
         return JoinWindows(ms, ms)
 
@@ -239,26 +241,27 @@ class JoinWindows(Telling, metaclass=FittingClass):
 
     @staticmethod
     def of_time_difference_and_grace(difference: Duration, grace: Duration) -> JoinWindows:
-        """With a grace; Kafka Streams' name (KIP-633)."""
+        """As `of_time_difference`, with a grace; Kafka Streams' name (KIP-633)."""
         return JoinWindows.of_time_difference(difference).grace(grace)
 
     def before(self, difference: Duration) -> JoinWindows:
-        """The right record may be this much earlier than the left one; a negative one has to be
-        that much later."""
+        """The right record may be at most ``difference`` earlier than the left one. A negative
+        ``difference``: it must be at least that much later."""
         return replace(self, before_ms=duration_ms(difference))
 
     def after(self, difference: Duration) -> JoinWindows:
-        """The right record may be this much later than the left one; a negative one has to be that
-        much earlier."""
+        """The right record may be at most ``difference`` later than the left one. A negative
+        ``difference``: it must be at least that much earlier."""
         return replace(self, after_ms=duration_ms(difference))
 
     def grace(self, grace: Duration) -> JoinWindows:
-        """Windows that wait for late records until stream time passes their end + ``grace``."""
+        """The same windows, but they accept records until stream time passes their end +
+        ``grace``."""
         return replace(self, grace_ms=duration_ms(grace))
 
     @property
     def size_ms(self) -> int:
-        """From the first time that matches to the last."""
+        """The distance between the earliest and the latest right record that match a left one."""
         return self.before_ms + self.after_ms
 
     def __str__(self) -> str:
@@ -269,15 +272,14 @@ class JoinWindows(Telling, metaclass=FittingClass):
 
 @dataclass(frozen=True)
 class SlidingWindows(Telling, metaclass=FittingClass):
-    """Windows of a key's records that are close: each holds those of a time span of
-    ``difference_ms``, both ends included, and there is one for each set of records that such a span
-    can hold (KIP-450).
+    """Windows of a key's records that are at most ``difference_ms`` apart, both ends included.
+    There is one window for each set of records that such a time span can contain (KIP-450).
 
-    A record at time t makes the window ``[t - difference, t]`` that ends with it, and the one
-    behind it, ``[t + 1, t + 1 + difference]``, as soon as that holds a record; it goes into every
-    window that it lies in. Records before ``difference_ms`` share the window ``[0, difference]``.
-    ``grace_ms`` is how long after its end, in stream time, a window still takes records.
-    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for others.
+    A record at time t makes the window ``[t - difference, t]`` that ends with it, and the next one,
+    ``[t + 1, t + 1 + difference]``, as soon as that contains a record. The record counts in every
+    window that contains its time. Records before ``difference_ms`` share the window ``[0,
+    difference]``. ``grace_ms``: how long after its end, in stream time, a window still accepts
+    records. Durations are text (``"5 minutes"``), ms or a timedelta; others raise TopologyError.
     """
 
     difference_ms: int
@@ -302,17 +304,18 @@ class SlidingWindows(Telling, metaclass=FittingClass):
 
     @staticmethod
     def of_time_difference_and_grace(difference: Duration, grace: Duration) -> SlidingWindows:
-        """With a grace; Kafka Streams' name (KIP-633)."""
+        """As `of_time_difference`, with a grace; Kafka Streams' name (KIP-633)."""
         return SlidingWindows.of_time_difference(difference).grace(grace)
 
     def grace(self, grace: Duration) -> SlidingWindows:
-        """Windows that take late records until stream time passes their end + ``grace``."""
+        """The same windows, but they accept records until stream time passes their end +
+        ``grace``."""
         return replace(self, grace_ms=duration_ms(grace))
 
     @property
     def retention_ms(self) -> int:
-        """The shortest retention of a store of these windows, and its default: twice the difference
-        + grace, so that a late record finds the windows that its own are made from."""
+        """The default and shortest retention of a store of these windows: twice the difference +
+        grace. A late record needs the earlier windows from which its own are computed."""
         return 2 * self.difference_ms + self.grace_ms
 
     def __str__(self) -> str:
@@ -321,15 +324,14 @@ class SlidingWindows(Telling, metaclass=FittingClass):
 
 @dataclass(frozen=True)
 class CountWindows(Telling, metaclass=FittingClass):
-    """Windows over each key's records: the first ``size`` of them, and so on, wherever in time they
-    are.
+    """Windows of ``size`` successive records of a key, whatever their times.
 
-    A key's records are numbered from 0 in processing order, those with a null value too. A window
-    ``[start, end)`` of record numbers begins at every multiple of ``step``: tumbling where the step
-    equals the size, hopping where it is smaller. It is complete with its last record, and no record
-    is late.
+    A key's records are numbered from 0 in processing order, including those with a null value. A
+    window ``[start, end)`` of record numbers starts at every multiple of ``step``: tumbling if the
+    step equals the size, hopping if it is smaller. A window is complete with its last record, and
+    no record is late.
 
-    TopologyError for what is no number of records.
+    Raises TopologyError if ``size`` or ``step`` is no number of records.
     """
 
     size: int
@@ -354,16 +356,16 @@ class CountWindows(Telling, metaclass=FittingClass):
 
     @staticmethod
     def of_size(size: int) -> CountWindows:
-        """Tumbling windows of so many records of a key."""
+        """Tumbling windows of ``size`` records of a key."""
         return CountWindows(size, size)
 
     def advance_by(self, step: int) -> CountWindows:
-        """Hopping windows: a new one every ``step`` records."""
+        """Hopping windows: a window starts every ``step`` records."""
         return replace(self, step=step)
 
     @property
     def of_numbers(self) -> TimeWindows:
-        """The same windows, with record numbers in the place of times."""
+        """The same windows as `TimeWindows`, with record numbers as times."""
         return TimeWindows(self.size, self.step)
 
     def __str__(self) -> str:
@@ -376,10 +378,10 @@ class SessionWindows(Telling, metaclass=FittingClass):
     """Sessions of a key: windows ``[start, end]`` of records with no gap of more than ``gap_ms``
     between them.
 
-    A record opens a session, extends one, or joins several into one; both ends are times of
-    records. ``grace_ms`` is how long after a session's end + gap, in stream time, it still takes
-    records (KIP-94, KIP-328).
-    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for others.
+    A record opens a session, extends one, or merges several; both ends are times of records.
+    ``grace_ms``: how long after a session's end + gap, in stream time, it still accepts records
+    (KIP-94, KIP-328). Durations are text (``"5 minutes"``), ms or a timedelta; others raise
+    TopologyError.
     """
 
     gap_ms: int
@@ -394,7 +396,7 @@ class SessionWindows(Telling, metaclass=FittingClass):
 
     @staticmethod
     def of_inactivity_gap(gap: Duration) -> SessionWindows:
-        """Sessions that end where a key has no records for longer than ``gap``, without grace."""
+        """Sessions that end when a key has no records for longer than ``gap``, without grace."""
         return SessionWindows(duration_ms(gap))
 
     @staticmethod
@@ -408,12 +410,13 @@ class SessionWindows(Telling, metaclass=FittingClass):
         return SessionWindows.of_inactivity_gap(gap).grace(grace)
 
     def grace(self, grace: Duration) -> SessionWindows:
-        """Sessions that take late records until stream time passes their end + gap + ``grace``."""
+        """The same sessions, accepting records until stream time passes their end + gap +
+        ``grace``."""
         return replace(self, grace_ms=duration_ms(grace))
 
     @property
     def retention_ms(self) -> int:
-        """The shortest retention of a store of these sessions, and its default: gap + grace."""
+        """The default and shortest retention of a store of these sessions: gap + grace."""
         return self.gap_ms + self.grace_ms
 
     def __str__(self) -> str:

@@ -249,13 +249,15 @@ def table(family: Family, made: Mapping[str, Seen]) -> str:
             [f"`{source}`", *made[title].cells, made[title].stores]
             for title, source in family.programs.items()
         ]
-        return _table(["", *head, "the store has then"], rows)
+        return _table(["", *head, "the store then contains"], rows)
     head = ["time", "record", "", *family.programs]
     rows = [
         [str(step.time), one, _what(step), *(made[title].cells[at] for title in family.programs)]
         for at, (step, one) in enumerate(zip(family.steps, record, strict=True))
     ]
-    rows.append(["", "", "the store has then", *(made[title].stores for title in family.programs)])
+    rows.append(
+        ["", "", "the store then contains", *(made[title].stores for title in family.programs)]
+    )
     listed = [f"- {title}: `{source}`\n" for title, source in family.programs.items()]
     return _table(head, rows) + "\n" + "".join(listed)
 
@@ -266,7 +268,7 @@ def _what(step: Step) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     rows = [row for row in rows if any(row)]
-    if not any(row[-1] for row in rows) and head[-1] == "the store has then":
+    if not any(row[-1] for row in rows) and head[-1] == "the store then contains":
         head, rows = head[:-1], [row[:-1] for row in rows]
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"|{'|'.join(f' {one} ' if one else ' ' for one in line)}|\n" for line in lines)

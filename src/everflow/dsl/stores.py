@@ -24,22 +24,22 @@ from everflow.windows import Duration, checked_ms, duration_ms
 
 @dataclass(frozen=True, kw_only=True)
 class Materialized(Telling, metaclass=FittingClass):
-    """A store's name and what is special about it: ``grouped.count(store=Materialized("counts",
+    """The name of a store, with its options: ``grouped.count(store=Materialized("counts",
     retention="1 day"))``.
 
-    ``retention``: of windows and sessions, how long one is kept and can be queried behind the
-    latest one; at least as long as it takes records, which is the default (size + grace; of sliding
-    windows twice the difference + grace; of sessions gap + grace). ``caching`` False: every update
-    of the store is a result, not the last one of a micro-batch. ``logging`` False: no changelog;
-    the store is lost with its disk, and empty on an instance that takes the task over.
-    ``topic_config``: settings of its changelog topic, which win over those of ``topic.`` in the
-    configuration. ``history``: of ``table`` and ``to_table``: a versioned table (KIP-889), which
-    also keeps what its values were, for so long behind stream time. ``in_memory`` True: the store
-    lies in memory (``state.memory.dir``), not on disk; it is gone when the instance ends, and read
-    anew from its changelog at the next start. A join of streams has several stores, called after
-    ``name``, and all have the options.
+    ``retention``: how long, in stream time, a window or session is kept and can be queried; at
+    least, and by default, as long as it accepts records (size + grace; sliding windows: twice the
+    difference + grace; sessions: gap + grace). ``caching`` False: every update of the store is
+    emitted, not only the last one of a key and micro-batch. ``logging`` False: no changelog; the
+    store is lost with its disk, and an instance that takes over the task starts with an empty
+    store. ``topic_config``: settings of the changelog topic, which override those of ``topic.`` in
+    the configuration. ``history``: for ``table`` and ``to_table``: a versioned table (KIP-889),
+    which keeps earlier values for this duration of stream time. ``in_memory`` True: the store is in
+    memory (``state.memory.dir``), not on disk; it is lost when the instance ends, and restored from
+    its changelog at the next start. A join of streams has several stores, named after ``name``; all
+    of them have the options.
 
-    TopologyError for what cannot be, with the cure.
+    Raises TopologyError, with the fix, for options that cannot be.
     """
 
     name: str = field(kw_only=False)
@@ -78,7 +78,8 @@ class Materialized(Telling, metaclass=FittingClass):
 
     @property
     def retention_ms(self) -> int:
-        """`retention` as a number of ms; -1: as long as the windows take records."""
+        """`retention` in ms, or -1 if it is not given: windows are then kept as long as they accept
+        records."""
         return -1 if self.retention is None else duration_ms(self.retention)
 
     def __hash__(self) -> int:
@@ -156,11 +157,12 @@ def _written(call: str, more: str = "") -> str:
 
 
 class Stores(Telling, metaclass=FittingClass):
-    """Declares stores, for ``process(..., stores=[...])``. All have a changelog,
-    ``<application.id>-<name>-changelog``, unless ``logging=False``: then a task that moves begins
-    with an empty one. ``in_memory=True``: not on disk (``state.memory.dir``); it is gone when the
-    instance ends, and read anew from its changelog at the next start. Values without state, for any
-    thread. TopologyError for what cannot be."""
+    """Declares stores for ``process(..., stores=[...])``. A store has a changelog,
+    ``<application.id>-<name>-changelog``; with ``logging=False`` it has none, and a task that is
+    reassigned starts with an empty store. With ``in_memory=True`` the store is in memory
+    (``state.memory.dir``), not on disk; it is lost when the instance ends, and restored from its
+    changelog at the next start. Any thread may use a declaration, which has no state. Raises
+    TopologyError for options that cannot be."""
 
     _WRITTEN: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
@@ -182,9 +184,9 @@ class Stores(Telling, metaclass=FittingClass):
         logging: bool = True,
         in_memory: bool = False,
     ) -> StoreSpec:
-        """One with the last value that was put under each key, and the time of the put. ``ttl``:
-        how long (stream time) an entry stays behind its time; then it is not there, and is
-        deleted in the changelog, too. What is itself that old when it is put changes nothing."""
+        """Declares a store of the last value of each key, with the time of its put. ``ttl``: how
+        long (stream time) an entry is kept after that time. Then it is deleted, in the changelog,
+        too. A put that is already older than ``ttl`` is ignored."""
         ttl_ms = None if ttl is None else checked_ms(ttl, f"Stores.key_value({name!r}): ttl", 1)
         return _made("key_value", locals(), ttl_ms)
 
@@ -199,8 +201,8 @@ class Stores(Telling, metaclass=FittingClass):
         logging: bool = True,
         in_memory: bool = False,
     ) -> StoreSpec:
-        """A value of each key and window start; windows of ``size`` that are kept until stream time
-        is ``retention`` behind their start."""
+        """Declares a store with a value per key and window start, for windows of ``size``. A window
+        is kept until stream time reaches its start + ``retention``."""
         size_ms = checked_ms(size, f"Stores.window({name!r}): size", 1)
         what = f"Stores.window({name!r}): retention"
         retention_ms = checked_ms(retention, what, size_ms, ", and the windows have that size")
@@ -216,7 +218,8 @@ class Stores(Telling, metaclass=FittingClass):
         logging: bool = True,
         in_memory: bool = False,
     ) -> StoreSpec:
-        """A value of each key's session, kept until stream time is ``retention`` behind its end."""
+        """Declares a store with a value per session. A session is kept until stream time reaches
+        its end + ``retention``."""
         retention_ms = checked_ms(retention, f"Stores.session({name!r}): retention", 1)
         return _made("session", locals(), retention_ms)
 
@@ -230,9 +233,9 @@ class Stores(Telling, metaclass=FittingClass):
         logging: bool = True,
         in_memory: bool = False,
     ) -> StoreSpec:
-        """Versions of each key's value, each with the time from which it is valid (KIP-889), kept
-        until ``history`` behind the highest time of a version; the latest is kept for ever. A
-        version that is older than that when it comes is ignored."""
+        """Declares a store of versions: values of each key with the time from which each is valid
+        (KIP-889). A version is kept until the highest time of a put reaches the version's end +
+        ``history``; the latest one is kept forever. A put older than ``history`` is ignored."""
         history_ms = checked_ms(history, f"Stores.versioned({name!r}): history")
         return _made("versioned", locals(), history_ms)
 
@@ -259,7 +262,7 @@ def _made(
 
 @dataclass(frozen=True)
 class BufferConfig(Telling, metaclass=FittingClass):
-    """How much a task may hold back, and what happens when that is too little. Kafka Streams'
+    """How much a task may buffer, and what happens when the buffer is full. Kafka Streams'
     ``Suppressed.BufferConfig``."""
 
     bounds: BufferBounds = field(default_factory=BufferBounds)
@@ -268,45 +271,47 @@ class BufferConfig(Telling, metaclass=FittingClass):
 
     @staticmethod
     def unbounded() -> BufferConfig:
-        """As much as there is: the buffer is a store on disk."""
+        """Sets no limit: the buffer is a store on disk."""
         return BufferConfig()
 
     @staticmethod
     def max_records(count: int) -> BufferConfig:
-        """At most ``count`` keys in a task; the oldest is emitted early."""
+        """Limits a task's buffer to ``count`` keys; beyond that, the oldest row is emitted
+        early."""
         return BufferConfig().with_max_records(count)
 
     @staticmethod
     def max_bytes(count: int) -> BufferConfig:
-        """At most ``count`` bytes of keys and values in a task, and 8 a key; the oldest is emitted
-        early."""
+        """Limits a task's buffer to ``count`` bytes of keys and values, plus 8 per key; beyond
+        that, the oldest row is emitted early."""
         return BufferConfig().with_max_bytes(count)
 
     def with_max_records(self, count: int) -> BufferConfig:
-        """The same, and at most ``count`` keys."""
+        """The same buffer, limited to ``count`` keys."""
         return BufferConfig(replace(self.bounds, records=_positive(count, "max_records")))
 
     def with_max_bytes(self, count: int) -> BufferConfig:
-        """The same, and at most ``count`` bytes."""
+        """The same buffer, limited to ``count`` bytes."""
         return BufferConfig(replace(self.bounds, bytes=_positive(count, "max_bytes")))
 
     def emit_early_when_full(self) -> BufferConfig:
-        """The oldest entry is emitted before its time; not for windows, whose result would not be
-        the final one."""
+        """Emits the oldest row early when the buffer is full. Not for windows, whose result would
+        not be the final one."""
         return BufferConfig(replace(self.bounds, stops=False))
 
     def shut_down_when_full(self) -> BufferConfig:
-        """The instance ends with `BufferFullError`."""
+        """Stops the instance with `BufferFullError` when the buffer is full."""
         return BufferConfig(replace(self.bounds, stops=True))
 
     def with_no_bound(self) -> BufferConfig:
-        """The same, for as much as there is."""
+        """Removes all limits of the buffer."""
         return BufferConfig()
 
 
 @dataclass(frozen=True)
 class Suppressed(Telling, metaclass=FittingClass):
-    """When ``KTable.suppress`` lets an entry out. ``wait_ms`` None: when its window closes."""
+    """When ``KTable.suppress`` emits a row. ``wait_ms``: ms of stream time after the row's first
+    buffered update; None: when its window closes."""
 
     wait_ms: int | None
     buffer: BufferConfig = field(default_factory=BufferConfig)
@@ -321,23 +326,24 @@ class Suppressed(Telling, metaclass=FittingClass):
 
     @staticmethod
     def until_window_closes(buffer: BufferConfig | None = None) -> Suppressed:
-        """The final result of each window, once stream time has reached its end and grace; nothing
-        before."""
+        """Emits only the final result of each window, when stream time reaches the window's end +
+        grace."""
         return Suppressed(None, BufferConfig() if buffer is None else buffer)
 
     @staticmethod
     def until_time_limit(limit: Duration, buffer: BufferConfig | None = None) -> Suppressed:
-        """The last update of each key, ``limit`` (stream time) after the first that was
-        buffered."""
+        """Emits the last update of each key, ``limit`` (stream time) after the key's first buffered
+        update."""
         wait_ms = checked_ms(limit, "a time limit")
         return Suppressed(wait_ms, BufferConfig() if buffer is None else buffer)
 
 
 @dataclass(frozen=True)
 class EmitStrategy(Telling, metaclass=FittingClass):
-    """When windows give results (KIP-825): ``windowed.emit_strategy(...)``.
+    """When windows emit results (KIP-825): ``windowed.emit_strategy(...)``.
 
-    ``final``: not each update; then ``early`` says what else is emitted than the final result.
+    ``final``: emit the final result, not every update. ``early``: the early results in addition;
+    None: none.
     """
 
     final: bool = False
@@ -349,20 +355,20 @@ class EmitStrategy(Telling, metaclass=FittingClass):
 
     @staticmethod
     def on_window_update() -> EmitStrategy:
-        """With every batch that changes a window: the default."""
+        """Emits a result with every micro-batch that changes a window. The default."""
         return EmitStrategy()
 
     @staticmethod
     def on_window_close() -> EmitStrategy:
-        """Once, when stream time has reached the window's end and grace."""
+        """Emits one result per window, when stream time reaches the window's end + grace."""
         return EmitStrategy(final=True)
 
     @staticmethod
     def every(amount: int | Duration) -> EmitStrategy:
-        """Early results and the final one: with every ``amount``-th record that a window takes
-        (``every(100)``), or when stream time is ``amount`` behind the first record that was not
-        shown (``every("10 seconds")``); and what was not shown when the window closes. No result is
-        emitted twice, and none depends on where a micro-batch was cut."""
+        """Emits early results and the final one: ``every(100)`` with every 100th record of a
+        window, ``every("10 seconds")`` when stream time is 10 seconds after the first record that
+        is not in an emitted result. When the window closes, the rest is emitted. No result is
+        emitted twice, and none depends on the bounds of micro-batches."""
         if isinstance(amount, int) and not isinstance(amount, bool):
             return EmitStrategy(True, EarlyResults(records=_positive(amount, "every")))
         cure = "; write EmitStrategy.every('10 seconds'), or every(100) for a number of records"

@@ -106,10 +106,10 @@ class _StreamOrTable(Telling):
 
 
 class KStream(_StreamOrTable):
-    """A stream of records ``(key, value)``; ``edge`` holds their types and serdes.
+    """A stream of records ``(key, value)``.
 
-    ``key_changed``: an operator before may have changed the key, so that a grouping has to
-    repartition first.
+    ``edge``: the types and serdes of key and value. ``key_changed``: an earlier operator may have
+    changed the key, so a grouping has to repartition first.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -120,12 +120,13 @@ class KStream(_StreamOrTable):
 
     @builder_call
     def filter(self, predicate: Expression, *, name: str | None = None) -> KStream:
-        """Records for which ``predicate`` is true (a NULL is not). Headers stay."""
+        """Keeps the records for which ``predicate`` is true; NULL is not true. Headers stay."""
         return KStream(stateless.filtered(self._stream, "filter", predicate, name, negate=False))
 
     @builder_call
     def filter_not(self, predicate: Expression, *, name: str | None = None) -> KStream:
-        """The records that ``filter`` would leave out. Headers stay."""
+        """Keeps the records that ``filter`` drops, also those with a NULL predicate. Headers
+        stay."""
         return KStream(stateless.filtered(self._stream, "filter_not", predicate, name, negate=True))
 
     @builder_call
@@ -138,9 +139,9 @@ class KStream(_StreamOrTable):
         returns: tuple[object, object] | None = None,
         name: str | None = None,
     ) -> KStream:
-        """New key and value: ``map(key=Column, value=Column)``, a Column ``struct<key, value>``, or
-        a function that returns ``(key, value)`` with ``returns=(key type, value type)``. A grouping
-        behind it repartitions. Headers stay."""
+        """Computes a new key and value: ``map(key=Column, value=Column)``, a Column ``struct<key,
+        value>``, or a function that returns ``(key, value)`` with ``returns=(key type, value
+        type)``. A later grouping repartitions the records. Headers stay."""
         for part, column in (("key", key), ("value", value)):
             checked_column(column, part, "map")
         return KStream(stateless.mapped(self._stream, mapper, (key, value), returns, name))
@@ -154,10 +155,10 @@ class KStream(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """A new value under the same key: a Column, ``field=Column`` arguments (a struct), or a
-        function with ``returns=``.
+        """Computes a new value under the same key, from a Column, ``field=Column`` arguments (a
+        struct), or a function with ``returns=``.
 
-        Fields called ``name`` and ``returns`` differ from the options by being Columns.
+        An argument ``name`` or ``returns`` that is a Column is a field; otherwise it is the option.
         Headers stay.
         """
         node_name, returns, fields = fields_from_options(name, returns, fields)
@@ -167,20 +168,20 @@ class KStream(_StreamOrTable):
     def select_key(
         self, mapper: Expression, *, returns: object = None, name: str | None = None
     ) -> KStream:
-        """A new key; a grouping behind it repartitions, even where keys turn out equal.
-        Headers stay."""
+        """Computes a new key. A later grouping repartitions the records, even if keys are equal to
+        the old ones. Headers stay."""
         return KStream(stateless.keyed(self._stream, "select_key", mapper, returns, name))
 
     @builder_call
     def peek(self, action: Callable[..., object], *, name: str | None = None) -> KStream:
-        """Calls ``action`` for every record and passes it on; may run again after a failure, also
-        under exactly-once. Headers stay."""
+        """Calls ``action`` for every record and passes the record on. After a failure ``action``
+        may be called again for a record, also under exactly-once. Headers stay."""
         return KStream(stateless.called_for_effect(self._stream, "PEEK", "peek", action, name))
 
     @builder_call
     def for_each(self, action: Callable[..., object], *, name: str | None = None) -> None:
-        """Calls ``action`` for every record and ends the stream; may run again after a failure,
-        also under exactly-once."""
+        """Calls ``action`` for every record and ends the stream. After a failure ``action`` may be
+        called again for a record, also under exactly-once."""
         stateless.called_for_effect(self._stream, "FOREACH", "for_each", action, name)
 
     # --- one record in, any number out ------------------------------------------------------------
@@ -193,26 +194,27 @@ class KStream(_StreamOrTable):
         returns: tuple[object, object] | None = None,
         name: str | None = None,
     ) -> KStream:
-        """Any number of records for each: a Column ``array<struct<key, value>>``, or a function
-        that returns an iterable of ``(key, value)`` with ``returns=(key type, value type)``. Null
-        and empty give none. Headers stay."""
+        """Emits any number of records per record, from a Column ``array<struct<key, value>>``, or a
+        function that returns an iterable of ``(key, value)`` with ``returns=(key type, value
+        type)``. A null or empty result emits no record. Headers stay."""
         return KStream(stateless.flat_mapped(self._stream, mapper, returns, name))
 
     @builder_call
     def flat_map_values(
         self, mapper: Expression, *, returns: object = None, name: str | None = None
     ) -> KStream:
-        """Any number of values under the same key: an array Column, or a function that returns an
-        iterable of values with ``returns=`` (the type of one value). Headers stay."""
+        """Emits any number of values per record under the same key, from an array Column, or a
+        function that returns an iterable of values with ``returns=`` (the type of one value).
+        Headers stay."""
         return KStream(stateless.values_flat_mapped(self._stream, mapper, returns, name))
 
     # --- several streams --------------------------------------------------------------------------
 
     @builder_call
     def merge(self, *others: KStream, name: str | None = None) -> KStream:
-        """The records of all streams, which must have equal types; there is no order between them
-        but record time. A stream merged with itself comes once, as in the original. Headers
-        stay."""
+        """Emits the records of all streams, which must have equal types, as one stream, ordered by
+        record time only. A stream that is merged with itself is emitted once, as in Kafka Streams.
+        Headers stay."""
         if not others:
             raise TopologyError("merge needs at least one other stream")
         for other in others:
@@ -224,14 +226,14 @@ class KStream(_StreamOrTable):
 
     @builder_call
     def split(self, *, name: str | None = None) -> BranchedKStream:
-        """Begin to split the stream: ``.branch(predicate, name=...)`` as often as needed, then
-        ``.default_branch(name=...)`` or ``.no_default_branch()``, which give the dict of branches.
-        The first predicate that is true takes a record. Headers stay."""
+        """Starts to split the stream: call ``.branch(predicate, name=...)`` for each branch, then
+        ``.default_branch(name=...)`` or ``.no_default_branch()``, which return a dict of the
+        branches. A record is emitted to the first branch whose predicate is true. Headers stay."""
         return BranchedKStream(self._stream, name)
 
     @builder_call
     def branch(self, default: str | None = None, **predicates: Expression) -> dict[str, KStream]:
-        """``split`` in one call: ``stream.branch(big=F.col("value.n") > 9,
+        """Splits the stream in one call: ``stream.branch(big=F.col("value.n") > 9,
         default="rest")["big"]``. Headers stay."""
         branched = BranchedKStream(self._stream, None)
         for name, condition in predicates.items():
@@ -258,20 +260,21 @@ class KStream(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """Each record with its match: what a table holds for its key, what a global table holds
-        under the key ``on`` (a Column, or a function of value or of key and value), or each record
-        of another stream with its key in ``windows`` (which needs ``store=``, the name of the two
-        window stores). Without a ``joiner`` the value is ``struct<left, right>``; the module
-        `everflow.dsl.lowering.joins` tells what a joiner may be.
+        """Emits each record with its match. ``other`` is a table (matched by the record's key), a
+        global table (matched by the key ``on``: a Column, or a function of (value) or (key,
+        value)), or another stream (all its records of the same key within ``windows``; this needs
+        ``store=``, the name of the two window stores). The result is ``struct<left, right>``, or
+        what ``joiner`` computes: a Column over ``left`` and ``right``, ``field=Column`` arguments,
+        or a function of (left, right) or (key, left, right) with ``returns=``.
 
-        A versioned table is looked up as of the record's time. ``grace`` (KIP-923)
-        lets a record wait, in ``store=``, until this stream's time has passed it by so much, so
-        that updates of the table that come late are seen; a record that is later than that is
-        joined at once.
+        A versioned table is looked up as of the record's time. With ``grace`` (KIP-923), a record
+        waits in ``store=`` until this stream's time reaches the record's time plus ``grace``, so
+        that late updates of the table are seen. A record that arrives later than that is joined at
+        once.
 
-        Behind an operator that changes the key a side goes through a repartition topic called after
-        ``name``. Records without a match, a value or a key are left out.
-        A result has the headers of the record that made it.
+        If the key was changed, the records pass through a repartition topic named after ``name``.
+        Records without a match, a value or a key are dropped. A result has the headers of the
+        record that caused it.
         """
         return self._joined(JoinKind.INNER, locals())
 
@@ -289,8 +292,8 @@ class KStream(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """As `join`, headers included; a record without a match, or without a key, has a null
-        ``right``: at once beside a table, else when its window and the grace are over."""
+        """As `join`, but a record without a match or key is emitted with a null ``right``: at once
+        if ``other`` is a table, otherwise when the record's window and grace are over."""
         return self._joined(JoinKind.LEFT, locals())
 
     @builder_call
@@ -305,7 +308,7 @@ class KStream(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """As `left_join` of two streams, headers included, for both sides."""
+        """As `left_join` of two streams, but unmatched records of both sides are emitted."""
         return self._joined(JoinKind.OUTER, locals())
 
     @builder_call
@@ -322,19 +325,20 @@ class KStream(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """Each record with the latest record of ``other`` that has its key and is not later, and
-        at most ``tolerance`` earlier; ``how``: ``inner``, or ``left``, which gives records without
-        a match, too, with a null ``right``. Without a ``joiner`` the value is
-        ``struct<left, right>``.
+        """Emits each record with the latest record of ``other`` that has the same key, is not later
+        than the record, and is at most ``tolerance`` earlier. With ``how="left"`` (default:
+        ``"inner"``) a record without a match is emitted with a null ``right``. The result is
+        ``struct<left, right>``, or what ``joiner`` computes, as in `join`.
 
-        With ``grace`` a record waits until stream time, which both sides share, has passed it by so
-        much, so that records of ``other`` that come late are seen; without, it meets what has come
-        before it. One that is later than that is joined at once.
+        With ``grace`` a record waits until stream time, which both sides share, reaches the
+        record's time plus ``grace``, so that late records of ``other`` are seen; a record that
+        arrives later than that is joined at once. Without ``grace`` a record matches the records of
+        ``other`` that were processed before it.
 
-        ``store``: keeps the other side's records for tolerance and grace; what waits is in
-        ``<store>-waiting``, which lies and is logged as ``store`` is. Behind an operator that
-        changes the key a side goes through a repartition topic called after ``name``. A result has
-        the left record's headers.
+        ``store``: keeps the records of ``other`` for tolerance and grace. Waiting records are in
+        the store ``<store>-waiting``, which has the same options. If the key was changed, the
+        records of that side pass through a repartition topic named after ``name``. A result has the
+        left record's headers.
         """
         call, options = joins.JoinCall.of(self._stream, JoinKind.INNER, locals(), "join_asof")
         return KStream(joins.joined_as_of(call, _stream_of(other, call), **options))
@@ -354,11 +358,12 @@ class KStream(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """Each record with each record of ``other`` that has its key and is at most ``before``
-        earlier or ``after`` later, both included; ``how``: ``inner``, ``left`` or ``outer``.
+        """Emits each record with each record of ``other`` that has the same key and is at most
+        ``before`` earlier or ``after`` later, both included. ``how``: ``"inner"``, ``"left"`` or
+        ``"outer"``.
 
-        It is the join of two streams in windows, by another name, headers included:
-        ``join(other, windows=JoinWindows(before, after).grace(grace), store=...)``.
+        It is another name for the join of two streams in windows: ``join(other,
+        windows=JoinWindows(before, after).grace(grace), store=...)``. Headers: as in `join`.
         """
         call, options = joins.JoinCall.of(self._stream, JoinKind.INNER, locals(), "join_interval")
         return KStream(joins.joined_in_interval(call, _stream_of(other, call), **options))
@@ -379,15 +384,16 @@ class KStream(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """As `left_join` with a table, or with a global table (``on=``), but a record without an
-        entry waits in ``store``: until an update brings the entry, at most until this stream's time
-        has passed it by more than ``grace``, or until the machine's clock says that it has waited
-        for ``timeout`` (one of both is needed; the clock goes on where no records come). Then it
-        comes with a null ``right``, or not at all (``on_timeout``: ``emit`` or ``drop``). Of one
-        key at most ``most_per_key`` wait: then the one that has waited longest gives way, as if its
-        time were over.
+        """As `left_join` with a table or a global table (``on=``), but a record without a matching
+        row waits in ``store``. It waits until an update of the table brings the row, until this
+        stream's time is more than ``grace`` after the record, or until it has waited for
+        ``timeout`` by the wall clock, also while no records arrive. ``grace`` or ``timeout`` is
+        required. When the wait ends without a row, the record is emitted with a null ``right``, or
+        dropped with ``on_timeout="drop"``. If more than ``most_per_key`` records of a key wait, the
+        wait of the oldest one ends.
 
-        Results have their records' times and headers; those of one key that waited come in order.
+        Results have their records' times and headers. Waiting records of one key are emitted in
+        order.
         """
         call, options = joins.JoinCall.of(self._stream, JoinKind.LEFT, locals(), "lookup_join")
         if not isinstance(table, KTable | GlobalKTable):
@@ -428,15 +434,16 @@ class KStream(_StreamOrTable):
         children: Iterable[str] = (),
         name: str | None = None,
     ) -> Any:
-        """Hand each record to a processor of the user's: a `Processor` class, a function that makes
-        one, or a function of (record, context); ``context.forward(record)`` hands results on.
+        """Passes each record to your processor: a `Processor` class, a function that makes one, or
+        a function of (record, context). ``context.forward(record)`` emits results.
 
-        ``returns``: the types of their key and value, ``("string", "bigint")``; left out, those of
-        the stream. A grouping behind it repartitions. ``stores``: made by `Stores`, or names of
-        stores that are there: another processor's or ``builder.add_state_store``'s, which is then
-        shared, a table's or a global table's, to be read as of each record. With ``children``,
-        names of streams that ``forward(record, child)`` may choose, the result is the dict of them;
-        else it is the stream. Headers are those that are forwarded.
+        ``returns``: the types of the results' key and value, ``("string", "bigint")``; default:
+        those of the stream. A later grouping repartitions the records. ``stores``: stores made by
+        `Stores`, or names of existing stores: of another processor or ``builder.add_state_store``
+        (the store is then shared), of a table or of a global table (read as of each record). With
+        ``children``, the names of streams that ``forward(record, child)`` may choose, the method
+        returns a dict of these streams, otherwise one stream. Results have the headers that are
+        forwarded.
         """
         call = ProcessorCall("process", processor, stores, name)
         edge = self.edge
@@ -462,9 +469,9 @@ class KStream(_StreamOrTable):
         stores: Iterable[StoreSpec | str] = (),
         name: str | None = None,
     ) -> KStream:
-        """As `process`, of processors that keep the key of the record they received, so that
-        nothing behind has to be repartitioned; ``returns`` is the type of the value. A clock's call
-        cannot forward here: it has no record. Headers are those that are forwarded."""
+        """As `process`, for processors that keep the key of the record, so no later operator has to
+        repartition. ``returns`` is the type of the value. A punctuator cannot forward records,
+        because it has no current record. Results have the headers that are forwarded."""
         call = ProcessorCall("process_values", processor, stores, name)
         edge = self.edge
         if returns is not None:
@@ -484,15 +491,16 @@ class KStream(_StreamOrTable):
         store: Store | None = None,
         name: str | None = None,
     ) -> KStream:
-        """Drop records that repeat another one: of one key the first in processing order goes on,
-        and those more than ``within`` away, before and after, from all that went on.
+        """Drops records that repeat another record of the same key. The first record in processing
+        order is emitted; a further one only if its time differs by more than ``within`` from that
+        of every emitted record.
 
-        ``by``: an id instead of the key, a Column, or a function with ``returns=type``; repetitions
-        of an id must have one key, since tasks do not know of each other's. A record without an id
-        (or key) goes on. One that is more than ``grace`` (left out: ``within``) behind stream time
-        is dropped as ``late``: what it would repeat may be forgotten. Kafka Streams has none
-        (KIP-655); after an operator that changes the key the records go through a repartition
-        topic called after ``name``, or ``store``. Headers stay.
+        ``by``: an id instead of the key, as a Column, or a function with ``returns=type``. Records
+        of one id must have one key, since tasks do not share their state. A record without an id
+        (or key) is emitted. A record more than ``grace`` (default: ``within``) behind stream time
+        is dropped as ``late``, because its first occurrence may be forgotten. Kafka Streams has no
+        such operator (KIP-655). If the key was changed, the records pass through a repartition
+        topic named after ``name`` or ``store``. Headers stay.
         """
         found = deduplicated(self._stream, within, grace, by, returns, store, name)
         return KStream(found)
@@ -509,11 +517,12 @@ class KStream(_StreamOrTable):
         value: Serde | None = None,
         partitioner: Expression | str | None = None,
     ) -> KStream:
-        """Through an internal topic ``<application.id>-<name>-repartition``: equal keys meet in one
-        task.
+        """Sends the records through the internal topic ``<application.id>-<name>-repartition``, so
+        that equal keys are in one task.
 
-        ``partitions`` fixes the number of partitions, ``partitioner`` says each record's, as in
-        `to`. Records with a null key are dropped. Headers stay."""
+        ``partitions`` sets the number of partitions, ``partitioner`` chooses each record's, as in
+        `to`. Records with a null key are dropped. Headers stay.
+        """
         checked = self.graph.check_repartition_name(name, "repartition")
         if partitions is not None and (not isinstance(partitions, int) or partitions < 1):
             raise TopologyError(
@@ -532,7 +541,7 @@ class KStream(_StreamOrTable):
         returns: object = None,
         key_serde: Serde | None = None,
     ) -> KGroupedStream:
-        """Group by a new key, through the repartition topic
+        """Groups the records by a new key, through the repartition topic
         ``<application.id>-<name>-repartition``. Headers stay."""
         checked = self.graph.check_repartition_name(name, "group_by")
         keyed = stateless.keyed(self._stream, "group_by", key, returns, checked)
@@ -541,9 +550,9 @@ class KStream(_StreamOrTable):
 
     @builder_call
     def group_by_key(self, *, name: str | None = None) -> KGroupedStream:
-        """Group by the key there is. After an operator that changes the key the records go through
-        the repartition topic ``<application.id>-<name>-repartition``, and ``name`` is needed.
-        Headers stay."""
+        """Groups the records by their key. If the key was changed, the records pass through the
+        repartition topic ``<application.id>-<name>-repartition``, and ``name`` is required. Headers
+        stay."""
         if self.key_changed:
             name = self.graph.check_repartition_name(name, "group_by_key")
         return KGroupedStream(GroupedStream(self._stream, name))
@@ -558,11 +567,12 @@ class KStream(_StreamOrTable):
         ttl: Duration | None = None,
         name: str | None = None,
     ) -> KTable:
-        """The stream read as a changelog: the last value of each key; null deletes, records with a
-        null key are dropped. ``store``, ``ttl``: as in `StreamsBuilder.table`.
+        """Reads the stream as a changelog and keeps the last value of each key. A null value
+        deletes the row; records with a null key are dropped. ``store``, ``ttl``: as in
+        `StreamsBuilder.table`.
 
-        After an operator that changes the key the records go through a repartition topic named
-        after ``name``, or ``store``. Headers stay.
+        If the key was changed, the records pass through a repartition topic named after ``name`` or
+        ``store``. Headers stay.
         """
         return KTable(table_of(self._stream, store, key, value, ttl, name))
 
@@ -578,15 +588,15 @@ class KStream(_StreamOrTable):
         name: str | None = None,
         partitioner: Expression | str | None = None,
     ) -> None:
-        """Write to ``topic``: a name, or a Column or function that gives one per record (those
-        topics must exist).
+        """Writes the records to ``topic``: a name, or a Column or function that returns the topic
+        of each record. The topics must exist.
 
-        ``key``, ``value``: serdes, by default those the stream has. ``partitioner``: by
-        which hash the key's bytes say its partition, ``murmur2``, ``crc32`` or ``fnv1a`` (see
+        ``key``, ``value``: serdes; default: those of the stream. ``partitioner``: a hash of the
+        key's bytes, ``murmur2`` (the default), ``crc32`` or ``fnv1a`` (see
         `StreamsBuilder.stream`); or a Column, or a function of (topic, key, value, number of
-        partitions), that gives each record's partition, several of them, none ([]: it is dropped)
-        or NULL: as its key says. Left out it is ``murmur2``, of a windowed key without its window,
-        so that all windows of a key lie in one partition. Headers stay.
+        partitions), that returns each record's partition, several partitions, an empty list (the
+        record is dropped) or NULL (the partition of the key). A windowed key is hashed without its
+        window by default, so all windows of a key are in one partition. Headers stay.
         """
         stateless.written(self._stream, topic, (key, value), partitioner, name)
 
@@ -594,10 +604,10 @@ class KStream(_StreamOrTable):
     def print_table(
         self, title: str | None = None, *, rows: int = 20, name: str | None = None
     ) -> None:
-        """Prints the records as rows of a table where the instance runs, a terminal or a notebook's
-        cell: of each committed micro-batch the first ``rows``, and at most as many each half a
-        second, with how many more there were. For looking; it writes nothing, and nothing waits for
-        it. ``title``: stands above it; left out, the name of what comes before."""
+        """Prints records as a table in the terminal or notebook cell where the instance runs: the
+        first ``rows`` records of each committed micro-batch, at most ``rows`` per half second, and
+        the number of records left out. It writes to no topic and delays nothing. ``title``: the
+        heading; default: the name of the operator before."""
         stateless.printed(self._stream, title, rows, name)
 
 
@@ -614,9 +624,10 @@ def _stream_of(other: object, call: joins.JoinCall) -> Stream:
 
 
 class Branches(dict[str, KStream]):
-    """Branches by name. One that is not there is an UnknownBranchError, which is a KeyError too.
+    """Branches by name. An unknown name raises UnknownBranchError, which is a KeyError too.
 
-    ``prefix``: the name of their split, which stands before theirs in Kafka Streams' keys."""
+    ``prefix``: the name of their split, which Kafka Streams puts in front of its keys.
+    """
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
@@ -633,13 +644,13 @@ class Branches(dict[str, KStream]):
 
 
 class BranchedKStream(Telling):
-    """What ``KStream.split`` returns; collects branches until ``default_branch`` or
-    ``no_default_branch``.
+    """Collects the branches of ``KStream.split`` until ``default_branch`` or ``no_default_branch``
+    is called.
 
-    Branches are keyed by their ``name``, unnamed ones by their number from 1, an unnamed default by
-    ``"0"``, without the name of the split, which only their nodes have in front. A Python
-    predicate, or one whose Column calls Python, is asked once about a record, and only if no branch
-    before took it.
+    The key of a branch is its ``name``; an unnamed branch has its number from 1, an unnamed default
+    branch ``"0"``. The name of the split is not in the key, only in the nodes' names. A Python
+    predicate, or a Column that calls Python, is called once per record, and only if no earlier
+    branch matched.
     """
 
     def __init__(self, stream: Stream, name: str | None) -> None:
@@ -648,8 +659,8 @@ class BranchedKStream(Telling):
 
     @builder_call
     def branch(self, condition: Expression, *, name: str | None = None) -> BranchedKStream:
-        """Add a branch for the records that no earlier branch took and for which ``condition`` is
-        true. Headers stay."""
+        """Adds a branch for the records for which ``condition`` is true and that match no earlier
+        branch. Headers stay."""
         key = name or str(len(self._branches) + 1)
         child = self._claimed(key)
         self._branches[key] = KStream(self._split.branch(child, condition))
@@ -657,7 +668,7 @@ class BranchedKStream(Telling):
 
     @builder_call
     def default_branch(self, *, name: str | None = None) -> dict[str, KStream]:
-        """The branches, with one for the records that no branch took. Headers stay."""
+        """Adds a branch for all other records, and returns the dict of branches. Headers stay."""
         key = name or "0"
         child = self._claimed(key)
         self._branches[key] = KStream(self._split.rest(child))
@@ -665,7 +676,7 @@ class BranchedKStream(Telling):
 
     @builder_call
     def no_default_branch(self) -> dict[str, KStream]:
-        """The branches; records that no branch took are dropped."""
+        """Returns the dict of all branches. Records that match no branch are dropped."""
         if not self._branches:
             raise TopologyError("split() without a branch; add .branch(predicate, name=...)")
         return self._branches
@@ -679,16 +690,16 @@ class BranchedKStream(Telling):
 
 
 class KTable(_StreamOrTable):
-    """A changelog stream of ``(key, latest value)``; windowed tables have the key ``struct<key,
+    """A changelog stream of ``(key, latest value)``. The key of a windowed table is ``struct<key,
     start, end>`` (ms).
 
-    Columns and Python functions are taken as by `KStream`; they are not called for deletions.
+    Columns and Python functions are used as by `KStream`; they are not called for deletions.
     """
 
     @property
     def queryable_store_name(self) -> str | None:
-        """What `KafkaStreams.store` finds its entries by; None where they are in no store, as
-        behind a ``filter`` without ``store=``, or behind ``suppress``."""
+        """The store name under which `KafkaStreams.store` finds the rows. None if the rows are in
+        no store, for example after ``suppress`` or after a ``filter`` without ``store=``."""
         spec = store_of(self.graph, self.node)
         return None if spec is None else spec.name
 
@@ -696,16 +707,16 @@ class KTable(_StreamOrTable):
     def filter(
         self, predicate: Expression, *, store: Store | None = None, name: str | None = None
     ) -> KTable:
-        """The entries for which ``predicate`` is true; an entry that fails is forwarded as a
-        deletion, if it did not fail before. ``store``: keeps them, for queries and joins. Headers
-        stay."""
+        """Keeps the rows for which ``predicate`` is true. A row that no longer matches is forwarded
+        as a deletion, if it matched before. ``store``: keeps the result, for queries and joins.
+        Headers stay."""
         return KTable(TableCall(self._stream, "filter", store, name).filtered(predicate))
 
     @builder_call
     def filter_not(
         self, predicate: Expression, *, store: Store | None = None, name: str | None = None
     ) -> KTable:
-        """The entries that ``filter`` would leave out. Headers stay."""
+        """Keeps the rows that ``filter`` drops. Headers stay."""
         return KTable(TableCall(self._stream, "filter_not", store, name).filtered(predicate))
 
     @builder_call
@@ -718,9 +729,9 @@ class KTable(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
-        """A new value for every entry: a Column, ``field=Column`` arguments (a struct), or a
-        function with ``returns=``. ``store``: keeps the result, for queries and joins.
-        Headers stay."""
+        """Computes a new value for every row, from a Column, ``field=Column`` arguments (a struct),
+        or a function with ``returns=``. ``store``: keeps the result, for queries and joins. Headers
+        stay."""
         node_name, returns, fields = fields_from_options(name, returns, fields)
         if isinstance(store, Column):
             fields, store = {**fields, "store": store}, None
@@ -737,11 +748,12 @@ class KTable(_StreamOrTable):
         store: Store | None = None,
         name: str | None = None,
     ) -> KTable:
-        """A new value for every update by the user's code: a `ValueTransformer` class, a function
-        that makes one, or a function of (key, value) or (key, value, context). Called for
-        deletions, too, with None. ``returns``: the type of the new value, where it is another one;
-        ``stores``: what it may use, as of `KStream.process`; ``store``: keeps the result, for
-        queries; joins and groupings need it if there are ``stores`` or a clock. Headers stay."""
+        """Computes a new value for every update with your code: a `ValueTransformer` class, a
+        function that makes one, or a function of (key, value) or (key, value, context). It is also
+        called for deletions, with None. ``returns``: the type of the new value, if it differs;
+        ``stores``: the stores that it may use, as in `KStream.process`; ``store``: keeps the
+        result, for queries; joins and groupings need it if there are ``stores`` or a punctuator.
+        Headers stay."""
         call = TableCall(self._stream, "transform_values", store, name)
         return KTable(call.transformed(transformer, returns, stores))
 
@@ -757,14 +769,14 @@ class KTable(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
-        """The entries of keys that both tables have, as both change; or, with ``on``, a Column or a
-        function of (value) or (key, value), those whose foreign key the other table has, under
-        their own keys. Without a ``joiner`` the value is ``struct<left, right>``; the module
-        `everflow.dsl.lowering.joins` tells what a joiner may be.
+        """Joins the rows of two tables by key; a change of either table updates the result. With
+        ``on``, a Column or a function of (value) or (key, value), it joins each row with the row of
+        ``other`` under this foreign key, and the result has this table's keys. The result is
+        ``struct<left, right>``, or what ``joiner`` computes, as in `KStream.join`.
 
-        ``store``: keeps the result in a store of its own. ``on`` needs a ``name``: for the topics
-        ``<name>-asks-repartition``, ``<name>-answers-repartition`` and the store ``<name>-asks``.
-        A result has the headers of the change that made it.
+        ``store``: keeps the result in a store of its own. ``on`` needs a ``name``, for the topics
+        ``<name>-asks-repartition`` and ``<name>-answers-repartition`` and the store
+        ``<name>-asks``. A result has the headers of the change that caused it.
         """
         return self._joined(JoinKind.INNER, locals())
 
@@ -780,7 +792,7 @@ class KTable(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
-        """As `join`, headers included, for all keys; ``right`` is null where the other has none."""
+        """As `join`, for all keys of this table; ``right`` is null if ``other`` has no row."""
         return self._joined(JoinKind.LEFT, locals())
 
     @builder_call
@@ -794,7 +806,7 @@ class KTable(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
-        """As `join`, headers included, for the keys of either table; a missing side is null."""
+        """As `join` by key, for the keys of either table; the side without a row is null."""
         return self._joined(JoinKind.OUTER, locals())
 
     def _joined(self, kind: JoinKind, arguments: dict[str, Any]) -> KTable:
@@ -813,26 +825,26 @@ class KTable(_StreamOrTable):
     def suppress(
         self, suppressed: Suppressed, *, store: Store | None = None, name: str | None = None
     ) -> KTable:
-        """Holds updates back: until windows close, ``suppress(Suppressed.until_window_closes(),
+        """Buffers updates until windows close, ``suppress(Suppressed.until_window_closes(),
         store="final")``, or for some time, ``Suppressed.until_time_limit("1 minute")``.
 
         ``store``: keeps what is buffered. Stream time advances with records only: the last windows
-        wait for the next record, of any key, in the same partition.
-        Headers are those of the update.
+        wait for the next record, of any key, in the same partition. Headers are those of the
+        update.
         """
         return KTable(suppressed_stream(self._stream, suppressed, store, name))
 
     @builder_call
     def to_stream(self, *, name: str | None = None) -> KStream:
-        """The table's changes as a stream; deletions are records with a null value.
-        Headers stay."""
+        """Emits the table's changes as a stream; deletions are records with a null value. Headers
+        stay."""
         return KStream(stateless.changes_of(self._stream, name))
 
     @builder_call
     def print_table(
         self, title: str | None = None, *, rows: int = 20, name: str | None = None
     ) -> None:
-        """Prints the table's changes as they come, as `KStream.print_table`."""
+        """Prints the table's changes, as `KStream.print_table` prints records."""
         self.to_stream().print_table(title, rows=rows, name=name)
 
     @builder_call
@@ -846,12 +858,12 @@ class KTable(_StreamOrTable):
         key_serde: Serde | None = None,
         value_serde: Serde | None = None,
     ) -> KGroupedTable:
-        """The entries grouped anew, through the repartition topic
-        ``<application.id>-<name>-repartition``: ``key``, and ``value`` where it is another one, as
+        """Groups the rows by a new key, through the repartition topic
+        ``<application.id>-<name>-repartition``. Pass ``key``, and ``value`` if it changes, as
         Columns; or a function that returns the key, with ``returns=type``, or key and value, with
         ``returns=(key type, value type)``.
 
-        An entry without a new key or value is in no group. Headers stay.
+        A row without a new key or value is in no group. Headers stay.
         """
         checked_column(value, "value", "group_by")
         written = key_serde, value_serde
@@ -859,12 +871,12 @@ class KTable(_StreamOrTable):
 
 
 class GlobalKTable(_StreamOrTable):
-    """A table that every instance has as a whole. It has no operators: streams are joined with it,
-    ``stream.join(global_table, on=...)``, and `KafkaStreams.store` reads it."""
+    """A table of which every instance has all rows. It has no operators: streams are joined with
+    it, ``stream.join(global_table, on=...)``, and `KafkaStreams.store` reads it."""
 
     @property
     def queryable_store_name(self) -> str:
-        """What `KafkaStreams.store` finds it by."""
+        """The store name under which `KafkaStreams.store` finds the table."""
         return whole_table(self._stream).spec.name
 
 
@@ -879,8 +891,9 @@ class _Groups(Telling):
     def count(
         self, *, store: Store | None = None, ttl: Duration | None = None, name: str | None = None
     ) -> KTable:
-        """Number of records per key (and window or session), ``bigint``. Null keys are skipped;
-        null values without windows or in sliding ones. ``ttl``, headers: as in `aggregate`."""
+        """Counts the records per key (and window or session), as ``bigint``. Null keys are skipped.
+        Null values are skipped without windows and in sliding windows, and counted in other
+        windows. ``ttl`` and headers: as in `aggregate`."""
         aggregation = self._aggregation("count", store, name, ttl)
         return KTable(aggregation.built_in({"count": agg.count()}, bare=True))
 
@@ -893,9 +906,10 @@ class _Groups(Telling):
         ttl: Duration | None = None,
         name: str | None = None,
     ) -> KTable:
-        """``reducer(aggregate, value)`` over the values of each key (and window or session); the
-        first value is taken as it is, None deletes. Sessions that merge are reduced, too:
-        ``reducer(earlier, later)``. ``ttl`` and headers: as in `aggregate`."""
+        """Combines the values of each key (and window or session) with ``reducer(aggregate,
+        value)``. The first value is the first aggregate; a result of None deletes the row. Merging
+        sessions are combined with ``reducer(earlier, later)``. ``ttl`` and headers: as in
+        `aggregate`."""
         aggregation = self._aggregation("reduce", store, name, ttl)
         return KTable(aggregation.reduce(reducer))
 
@@ -912,15 +926,17 @@ class _Groups(Telling):
         name: str | Aggregator | None = None,
         **aggregators: Aggregator,
     ) -> KTable:
-        """Built-ins, ``aggregate(store="s", n=agg.count(), mean=agg.avg("value.delay"))``: the
-        value is a struct of the names; or Python functions, ``aggregate(initializer=...,
-        aggregator=..., store="s", returns=type or value=serde)``, where ``aggregator`` gets (key,
-        value, aggregate) or (value, aggregate) and returns the next aggregate (None deletes).
+        """Aggregates the records of each key (and window or session). With built-ins,
+        ``aggregate(store="s", n=agg.count(), mean=agg.avg("value.delay"))``, the value is a struct
+        of these names. With Python functions, ``aggregate(initializer=..., aggregator=...,
+        store="s", returns=type or value=serde)``, ``aggregator`` receives (key, value, aggregate)
+        or (value, aggregate) and returns the next aggregate; None deletes the row.
 
         Nulls are treated as by ``count``; the key of a windowed result is a `Windowed`. A field may
-        be called like an option. ``ttl``: without windows, how long (stream time) a key's aggregate
-        stays behind its latest record; then it is deleted, the table gets a tombstone, and the
-        key's next record begins anew. A result has the headers of the record that made it.
+        have the name of an option. ``ttl``: without windows, how long (stream time) a key's
+        aggregate is kept after its latest record. Then the row is deleted, the table emits a
+        tombstone, and the key's next record starts again. A result has the headers of the record
+        that caused it.
         """
         return self._aggregate(locals())
 
@@ -948,8 +964,8 @@ class _Groups(Telling):
 
 
 class KGroupedStream(_Groups):
-    """Records grouped by key. ``name`` is that of the repartition topic, used where the key was
-    changed; several aggregations of one grouped stream share the topic."""
+    """Records grouped by key. Several aggregations of one grouped stream share its repartition
+    topic."""
 
     @overload
     def windowed_by(
@@ -961,7 +977,7 @@ class KGroupedStream(_Groups):
 
     @builder_call
     def windowed_by(self, windows: Windows) -> TimeWindowedKStream | SessionWindowedKStream:
-        """The same groups, cut into time windows, sliding windows, count windows or sessions."""
+        """Groups the records also by time windows, sliding windows, count windows or sessions."""
         _check_windows(windows)
         if isinstance(windows, SessionWindows):
             return SessionWindowedKStream(self._group, windows)
@@ -969,9 +985,9 @@ class KGroupedStream(_Groups):
 
     @builder_call
     def cogroup(self, aggregator: Callable[..., Any]) -> CogroupedKStream:
-        """The first of several grouped streams that are aggregated into one table:
+        """Starts to aggregate several grouped streams into one table, for example
         ``orders.group_by_key().cogroup(add_order).cogroup(payments.group_by_key(),
-        add_payment).aggregate(dict, store="accounts", returns=...)``. ``aggregator`` gets (key,
+        add_payment).aggregate(dict, store="accounts", returns=...)``. ``aggregator`` receives (key,
         value, aggregate) or (value, aggregate)."""
         return CogroupedKStream(((self._group, aggregator),))
 
@@ -1011,11 +1027,10 @@ class _WindowedKStream(_Groups):
 
     @builder_call
     def emit_strategy(self: _Windowed, strategy: EmitStrategy) -> _Windowed:
-        """When the windows give results: ``EmitStrategy.on_window_close()`` gives one, the final
-        one, in time order; what is not closed yet is kept in the store ``<store>-final`` beside the
-        aggregate's own. ``EmitStrategy.every(100)`` and ``every("10 seconds")`` also give early
-        ones, kept in ``<store>-early``. A result has the headers of the record that let it out.
-        """
+        """Sets when windows emit results. ``EmitStrategy.on_window_close()`` emits one final result
+        per window, in time order; the store ``<store>-final`` keeps the results of open windows.
+        ``EmitStrategy.every(100)`` and ``every("10 seconds")`` also emit early results, kept in
+        ``<store>-early``. A result has the headers of the record that triggered it."""
         if not isinstance(strategy, EmitStrategy):
             raise TopologyError(
                 "emit_strategy takes EmitStrategy.on_window_close(), EmitStrategy.every(100) or "
@@ -1040,15 +1055,15 @@ class _WindowedKStream(_Groups):
 
 
 class TimeWindowedKStream(_WindowedKStream):
-    """Groups cut into time windows, sliding windows or count windows. Null keys are skipped; so are
-    null values, in sliding windows alone, as in Kafka Streams. Late records, by the operator's own
-    stream time and the window's grace, are dropped; count windows drop none for being late."""
+    """Groups by key and time window, sliding window or count window. Null keys are skipped; null
+    values are skipped in sliding windows only, as in Kafka Streams. Records that are late, by the
+    operator's own stream time and the grace, are dropped; in count windows none is late."""
 
 
 class SessionWindowedKStream(_WindowedKStream):
-    """Groups cut into sessions, which grow and merge with the records (KIP-94). Nulls and late
-    records are treated as in `TimeWindowedKStream`. Where a session gets another window, the old
-    one gets a tombstone; a result's time is the end of its session."""
+    """Groups by key and session; sessions grow and merge with the records (KIP-94). Nulls and late
+    records are treated as in `TimeWindowedKStream`. When a session's start or end changes, a
+    tombstone is emitted for the old session. A result's time is the end of its session."""
 
     @builder_call
     def aggregate(
@@ -1064,8 +1079,8 @@ class SessionWindowedKStream(_WindowedKStream):
         name: str | Aggregator | None = None,
         **aggregators: Aggregator,
     ) -> KTable:
-        """As `KGroupedStream.aggregate`, headers included, per session; ``merger``, for two that
-        meet, gets (key, aggregate, aggregate) or (aggregate, aggregate), the earlier one first."""
+        """As `KGroupedStream.aggregate`, per session. If sessions merge, ``merger`` receives (key,
+        aggregate, aggregate) or (aggregate, aggregate), the earlier session's first."""
         return self._aggregate(locals())
 
 
@@ -1092,21 +1107,22 @@ class _OneAggregator(_Cogroups):
         value: Serde | None = None,
         name: str | None = None,
     ) -> KTable:
-        """The table of the aggregates, which begin with ``initializer()``; nulls as in
-        `KGroupedStream.aggregate`. ``returns``: the aggregate's type, or ``value``: its serde. In
-        windows the table's keys are `Windowed`, and null values reach the aggregators (not those of
-        sliding windows). A result has the headers of the record that made it."""
+        """Returns the table of the aggregates, which start with ``initializer()``. ``returns``: the
+        aggregate's type, or ``value``: its serde. Nulls are treated as in
+        `KGroupedStream.aggregate`; in windows, except sliding ones, null values reach the
+        aggregators. The keys of a windowed table are `Windowed`. A result has the headers of the
+        record that caused it."""
         return self._aggregated(locals())
 
 
 class CogroupedKStream(_OneAggregator):
-    """Grouped streams, each with its aggregator: ``grouped.cogroup(aggregator).cogroup(other,
-    its_aggregator).aggregate(...)``."""
+    """Several grouped streams, each with its aggregator:
+    ``grouped.cogroup(aggregator).cogroup(other, its_aggregator).aggregate(...)``."""
 
     @builder_call
     def cogroup(self, grouped: KGroupedStream, aggregator: Callable[..., Any]) -> CogroupedKStream:
-        """And another stream, of the same keys; ``aggregator`` gets (key, value, aggregate) or
-        (value, aggregate)."""
+        """Adds another grouped stream with the same type of key. ``aggregator`` receives (key,
+        value, aggregate) or (value, aggregate)."""
         first = self._members[0][0]
         if not isinstance(grouped, KGroupedStream) or grouped.graph is not first.graph:
             raise TopologyError(
@@ -1138,7 +1154,7 @@ class CogroupedKStream(_OneAggregator):
     def windowed_by(
         self, windows: Windows
     ) -> TimeWindowedCogroupedKStream | SessionWindowedCogroupedKStream:
-        """The same streams, cut into time windows, sliding windows, count windows or sessions."""
+        """Groups all streams also by time windows, sliding windows, count windows or sessions."""
         _check_windows(windows)
         if isinstance(windows, SessionWindows):
             return SessionWindowedCogroupedKStream(self._members, windows)
@@ -1146,11 +1162,11 @@ class CogroupedKStream(_OneAggregator):
 
 
 class TimeWindowedCogroupedKStream(_OneAggregator):
-    """Cogrouped streams in time, sliding or count windows; late is what is late for all of them."""
+    """Cogrouped streams in time, sliding or count windows, with one stream time for all streams."""
 
 
 class SessionWindowedCogroupedKStream(_Cogroups):
-    """Cogrouped streams in sessions; late is what is late for all of them together."""
+    """Cogrouped streams in sessions, with one stream time for all streams."""
 
     @builder_call
     def aggregate(
@@ -1163,21 +1179,23 @@ class SessionWindowedCogroupedKStream(_Cogroups):
         value: Serde | None = None,
         name: str | None = None,
     ) -> KTable:
-        """As `CogroupedKStream.aggregate`, headers included, per session. ``merger`` gets (key,
-        aggregate, aggregate) or (aggregate, aggregate), the earlier one first, to make one."""
+        """As `CogroupedKStream.aggregate`, per session. When two sessions merge, ``merger``
+        receives (key, aggregate, aggregate) or (aggregate, aggregate), the earlier session's first,
+        and returns one aggregate."""
         return self._aggregated(locals())
 
 
 class KGroupedTable(Telling):
-    """Entries of a table by group. Several aggregations of one grouped table share its repartition
-    topic."""
+    """Rows of a table, grouped by a new key. Several aggregations of one grouped table share its
+    repartition topic."""
 
     def __init__(self, group: GroupedTable) -> None:
         self._group, self.graph = group, group.graph
 
     @builder_call
     def count(self, *, store: Store | None = None, name: str | None = None) -> KTable:
-        """Entries per group, ``bigint``; 0 for one that lost all. Headers: as in `aggregate`."""
+        """Counts the rows of each group, as ``bigint``; a group that has lost all its rows has 0.
+        Headers: as in `aggregate`."""
         aggregation = Aggregation(self._group, None, "count", store, name)
         return KTable(aggregation.built_in({"count": agg.count()}, bare=True))
 
@@ -1190,8 +1208,9 @@ class KGroupedTable(Telling):
         store: Store | None = None,
         name: str | None = None,
     ) -> KTable:
-        """``subtractor(aggregate, old)`` for what an entry was, ``adder(aggregate, new)`` for what
-        it is; the first value is taken as it is, None deletes. Headers: as in `aggregate`."""
+        """Combines the values of each group: ``subtractor(aggregate, old)`` retracts a row's old
+        value, ``adder(aggregate, new)`` adds its new one. The first value is the first aggregate; a
+        result of None deletes the group's row. Headers: as in `aggregate`."""
         aggregation = Aggregation(self._group, None, "reduce", store, name)
         return KTable(aggregation.reduce(adder, subtractor))
 
@@ -1208,13 +1227,15 @@ class KGroupedTable(Telling):
         name: str | Aggregator | None = None,
         **aggregators: Aggregator,
     ) -> KTable:
-        """Built-ins that can take back, ``aggregate(store="s", n=agg.count(),
-        total=agg.sum("value.amount"), mean=agg.avg("value.amount"))``; or Python functions,
-        ``aggregate(initializer=..., adder=..., subtractor=..., store="s", returns=type)``, which
-        get (key, value, aggregate) or (value, aggregate).
+        """Aggregates the rows of each group, with built-ins that can retract,
+        ``aggregate(store="s", n=agg.count(), total=agg.sum("value.amount"),
+        mean=agg.avg("value.amount"))``, or with Python functions, ``aggregate(initializer=...,
+        adder=..., subtractor=..., store="s", returns=type)``, which receive (key, value, aggregate)
+        or (value, aggregate).
 
-        A group that has lost all its entries has the count 0, the sum and the mean null; None of a
-        function deletes. A field may be called like an option. Headers are those of the change.
+        In a group that has lost all its rows, the count is 0 and sum and mean are null. A function
+        that returns None deletes the group's row. A field may have the name of an option. Headers
+        are those of the change.
         """
         functions = ("initializer", "adder", "subtractor")
         fields, options = aggregate_fields(

@@ -54,10 +54,10 @@ Timestamp = TimestampExtractor | type[TimestampExtractor] | Expression
 
 
 class StreamsBuilder(Telling):
-    """Builds one topology; safe from any thread: calls wait for one another.
+    """Builds one topology. Any thread may use it; concurrent calls wait for one another.
 
-    ``pyspark.sql.functions`` need a Spark: once there is a builder, the first Column starts one (or
-    uses the one that runs); it raises SetupError where Java is missing.
+    ``pyspark.sql.functions`` need Spark: once there is a builder, the first Column starts Spark, or
+    uses the running one. It raises SetupError if Java is missing.
     """
 
     def __new__(cls) -> StreamsBuilder:
@@ -84,30 +84,31 @@ class StreamsBuilder(Telling):
         idle_advance: Duration | None = None,
         partitioner: str | Callable[..., int] | None = None,
     ) -> KStream:
-        """The records of one or several topics, or of those whose whole names match a pattern,
-        ``re.compile("orders-.*")``, which are not internal: those that are there when an instance
-        starts, one at least, and those that come later. Serdes default to ``serdes.bytes_()``.
-        Records keep their headers. Streams of exactly the same topics, or pattern, are one source,
-        which has the name of the first.
+        """Reads one topic, several topics, or all topics whose whole names match a pattern,
+        ``re.compile("orders-.*")``, as one stream. A pattern skips internal topics, needs one match
+        when an instance starts, and also reads topics that are created later. Serdes default to
+        ``serdes.bytes_()``. Records keep their headers. Calls with exactly the same topics, or
+        pattern, share one source, which has the name of the first.
 
-        ``offset_reset``: where to begin without a committed offset, ``earliest``, ``latest``,
-        ``none`` (an error), or so long ago (a timedelta, ``by_duration:PT12H``); left out, as
-        ``auto.offset.reset`` says.
+        ``offset_reset``: where to start without a committed offset: ``earliest``, ``latest``,
+        ``none`` (an error), or a duration before now (a timedelta, ``by_duration:PT12H``); default:
+        ``auto.offset.reset``.
 
         ``timestamp``: where a record's time comes from: a `TimestampExtractor`, a Column (ms, or a
         timestamp), or a function of (value), (key, value), (key, value, record) or (key, value,
-        record, partition_time) that gives ms; left out, as ``default.timestamp.extractor`` says. A
-        record that gets a negative time is dropped and counted.
+        record, partition_time) that returns ms; default: ``default.timestamp.extractor``. A record
+        with a negative time is dropped and counted.
 
-        ``idle_advance``: how long a partition is silent before its time goes on by the wall clock,
-        so that windows close without a record, ``"30 seconds"``; left out, it stands still. Records
-        that come later and are older than that are late; what it was moved to is kept with the
-        committed offsets.
+        ``idle_advance``: how long a partition may be idle before its time advances by the wall
+        clock, so that windows close without a record, ``"30 seconds"``; default: the time stands
+        still. Later records that are older than the advanced time are late. The advanced time is
+        committed with the offsets.
 
-        ``partitioner``: by which whoever writes the topics spreads their keys: ``murmur2`` (Java's,
-        and so the default), ``crc32`` (librdkafka's, so that of confluent-kafka), ``fnv1a``, or a
-        function of (topic, key, value, number of partitions) as in `KStream.to`, called with None
-        as the value. What is repartitioned to meet these records is spread by the same one.
+        ``partitioner``: how the producers of the topics choose the partition of a key: ``murmur2``
+        (Java's, and the default), ``crc32`` (librdkafka's, so that of confluent-kafka), ``fnv1a``,
+        or a function of (topic, key, value, number of partitions) as in `KStream.to`, called with
+        None as the value. A stream that is repartitioned to match these records uses the same
+        partitioner.
         """
         node, edge = self._source("stream", _topics(topics), name, locals())
         return KStream(Stream(self.graph, node, edge))
@@ -127,16 +128,15 @@ class StreamsBuilder(Telling):
         idle_advance: Duration | None = None,
         partitioner: str | Callable[..., int] | None = None,
     ) -> KTable:
-        """A topic read as a changelog and kept in ``store`` (with a changelog topic of its own):
-        the last value of each key.
+        """Reads a topic as a changelog and keeps the last value of each key in ``store``, which has
+        a changelog topic of its own.
 
-        Null values delete; records with a null key are dropped. ``Materialized("prices",
-        history="1 hour")`` makes it a versioned table (KIP-889): it also keeps what the values
-        were, for so long behind stream time. A stream that is joined to it sees it as of each
-        record's time; an update that is older than the history is ignored, and counted.
-        ``timestamp``, ``idle_advance`` and ``partitioner`` as in `stream`.
-        ``ttl``: how long (stream time) an entry stays behind its record; then it is deleted, and
-        the table gets a tombstone; older updates are ignored. Headers stay.
+        Null values delete; records with a null key are dropped. ``Materialized("prices", history="1
+        hour")`` makes a versioned table (KIP-889), which also keeps the earlier values of that
+        duration of stream time. A joined stream sees it as of each record's time; an update older
+        than that is ignored and counted. ``timestamp``, ``idle_advance`` and ``partitioner``: as in
+        `stream`. ``ttl``: how long (stream time) a row is kept after its record's time. Then it is
+        deleted and the table emits a tombstone; older updates are dropped. Headers stay.
         """
         if not isinstance(topic, str):
             raise TopologyError(
@@ -162,10 +162,10 @@ class StreamsBuilder(Telling):
         value: Serde | None = None,
         name: str | None = None,
     ) -> GlobalKTable:
-        """A topic of which every instance keeps all partitions, in ``store``, for
-        ``stream.join(global_table, on=...)`` and queries. It is read to its end before the instance
-        processes anything, and followed from then on, whatever the streams' times are; it has no
-        changelog, and its number of partitions is free.
+        """Keeps all partitions of a topic on every instance, in ``store``, for
+        ``stream.join(global_table, on=...)`` and queries. An instance reads the topic to its end
+        before it processes any record, and follows it from then on, independently of the streams'
+        times. The table has no changelog, and its topic may have any number of partitions.
 
         Null values delete; records with a null key are dropped.
         """
@@ -190,9 +190,9 @@ class StreamsBuilder(Telling):
 
     @builder_call
     def add_state_store(self, store: StoreSpec) -> StreamsBuilder:
-        """A store for processors, made by `Stores`: those that name it, ``process(...,
-        stores=["seen"])``, share it, and are one sub-topology. Each sees at a record what all have
-        written up to there."""
+        """Adds a store, made by `Stores`, that several processors share: those that name it,
+        ``process(..., stores=["seen"])``. They belong to one sub-topology. At each record, a
+        processor sees what all of them have written up to that record."""
         if not isinstance(store, StoreSpec):
             raise TopologyError(
                 "add_state_store takes what Stores makes, Stores.key_value('seen', "
@@ -211,21 +211,21 @@ class StreamsBuilder(Telling):
         store: str | None = None,
         name: str | None = None,
     ) -> GlobalKTable:
-        """A `global_table` of the rows of a DataFrame: for ``stream.join(table, on=...)``,
-        ``left_join``, ``lookup_join`` and queries. Spark loads it when an instance starts, before
-        that processes anything, and again every ``refresh``: what is new takes the place of all
-        that was, between two micro-batches, and a refresh that fails leaves what was loaded last.
+        """Makes a `global_table` from the rows of a DataFrame, for ``stream.join(table, on=...)``,
+        ``left_join``, ``lookup_join`` and queries. Spark loads the rows when an instance starts,
+        before it processes any record, and again every ``refresh``. A refresh replaces all rows,
+        between two micro-batches; if it fails, the previous rows stay.
 
         ``frame`` is a DataFrame, or a function that returns one and is called for each load (a
-        DataFrame of files lists them once). ``key``: a Column of it, a name, or a list of names
-        (a struct); no two rows may have the same, rows with a null key are left out. The value is
-        the row, a struct of all columns.
+        DataFrame of files lists the files once). ``key``: a Column of the DataFrame, a name, or a
+        list of names (a struct). Two rows may not have the same key; rows with a null key are
+        skipped. The value is the row, a struct of all columns.
         """
         return GlobalKTable(loaded_table(self.graph, frame, key, refresh, store, name))
 
     def build(self) -> Topology:
-        """The frozen topology; TopologyError if it reads nothing. The builder may be used further
-        and built again."""
+        """Returns the frozen topology. Raises TopologyError if the program reads no topic. The
+        builder may be used further and built again."""
         with self.graph.lock:
             return self.graph.build()
 

@@ -1,7 +1,7 @@
-"""The built-in aggregates, ``agg.count()`` and the others: vectorised, no Python per record.
+"""Built-in aggregates such as ``agg.count()``: vectorised, without Python code per record.
 
-Nulls follow SQL: every aggregate but ``count()``, ``first`` and ``last`` leaves them out; with
-nothing left the result is null (counts: 0, lists: empty). Integer sums are 64-bit and wrap around
+Nulls follow SQL: every aggregate but ``count()``, ``first`` and ``last`` skips them. If no value
+remains, the result is null (counts: 0, lists: empty). Integer sums are 64-bit and wrap around
 as Java's do. NaN is larger than every number.
 """
 
@@ -29,18 +29,20 @@ _FULL = ("fail", "keep_first", "keep_last")
 
 
 def precision_of(rsd: float) -> int:
-    """The precision whose relative standard deviation is at most ``rsd``, as Spark's."""
+    """The precision of a sketch whose relative standard deviation is at most ``rsd``, as in
+    Spark."""
     return math.ceil(2.0 * math.log(1.106 / rsd) / math.log(2.0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregator:
-    """One aggregate of a group, as ``agg.count()`` and its like make it. ``column`` is a pyspark
-    Column or a column name such as ``value.amount``, ``by`` another one, which gives the order.
+    """One aggregate of a group, as ``agg.count()`` and the other functions make it. ``column`` is a
+    pyspark Column or a column name such as ``value.amount``; ``by`` is another, for the order.
 
     Once the DSL has lowered it, ``column`` and ``by`` are names of fields of the operator's input
-    struct (``a0``, ``b0``). ``limit``: of a list; None: there is a single value. ``when_full``:
-    what happens beyond it. ``largest``: which end of the order is taken. ``rsd``: of an estimate.
+    struct (``a0``, ``b0``). ``limit``: the most values of a list; None: the result is one value.
+    ``when_full``: what happens beyond ``limit``. ``largest``: which end of the order is used.
+    ``rsd``: the relative standard deviation of an estimate.
     """
 
     kind: str
@@ -86,26 +88,26 @@ class Aggregator:
 
 @fitting("agg.count()")
 def count(column: Any = None) -> Aggregator:
-    """Number of records, or of those where ``column`` is not null; ``int64``."""
+    """Counts the records, or those where ``column`` is not null; ``int64``."""
     return Aggregator(kind="count", column=column)
 
 
 @fitting("agg.sum('value.amount')")
 def sum(column: Any) -> Aggregator:  # noqa: A001 (the field's word; used as `agg.sum`)
-    """Sum: ``int64`` of integers, ``double`` of floats, a decimal with 10 more digits of
-    decimals."""
+    """Adds the values: ``int64`` for integers, ``double`` for floats, a decimal with 10 more digits
+    for decimals."""
     return Aggregator(kind="sum", column=column)
 
 
 @fitting("agg.min('value.amount')")
 def min(column: Any) -> Aggregator:  # noqa: A001
-    """Smallest value, in the column's type."""
+    """Smallest value, with the type of the column."""
     return Aggregator(kind="min", column=column)
 
 
 @fitting("agg.max('value.amount')")
 def max(column: Any) -> Aggregator:  # noqa: A001
-    """Largest value, in the column's type."""
+    """Largest value, with the type of the column."""
     return Aggregator(kind="max", column=column)
 
 
@@ -117,59 +119,62 @@ def avg(column: Any) -> Aggregator:
 
 @fitting("agg.first('value.amount')")
 def first(column: Any) -> Aggregator:
-    """The value of the first processed record, null or not; of merged sessions the earliest's."""
+    """The value in the first processed record, null or not; in merged sessions, of the earliest
+    one."""
     return Aggregator(kind="first", column=column)
 
 
 @fitting("agg.last('value.amount')")
 def last(column: Any) -> Aggregator:
-    """The value in the last record that was processed, null or not."""
+    """The value in the last processed record, null or not."""
     return Aggregator(kind="last", column=column)
 
 
 @fitting("agg.collect_list('value.item', limit=100)")
 def collect_list(column: Any, limit: int = 10_000, when_full: str = "fail") -> Aggregator:
-    """The values but nulls, in the order in which they were processed; of merged sessions the
-    earliest session's first.
+    """The non-null values as a list, in processing order. After sessions merge, those of the
+    earliest session are first.
 
-    ``limit``: how many a key (and window) may have. ``when_full``: ``"fail"`` stops at the record
-    that is too much, ``"keep_first"`` and ``"keep_last"`` leave others out.
+    ``limit``: the most values per key (and window). ``when_full``: ``"fail"`` stops at the record
+    that exceeds the limit, ``"keep_first"`` skips later values, ``"keep_last"`` removes the
+    earliest.
     """
     return Aggregator(kind="collect_list", column=column, limit=limit, when_full=when_full)
 
 
 @fitting("agg.collect_set('value.item', limit=100)")
 def collect_set(column: Any, limit: int = 10_000, when_full: str = "fail") -> Aggregator:
-    """The distinct values but nulls, in the order in which they came first. ``limit`` as in
-    `collect_list`; ``when_full``: ``"fail"`` or ``"keep_first"``."""
+    """The distinct non-null values as a list, in the order of their first occurrence. ``limit`` as
+    in `collect_list`; ``when_full``: ``"fail"`` or ``"keep_first"``."""
     return Aggregator(kind="collect_set", column=column, limit=limit, when_full=when_full)
 
 
 @fitting("agg.min_by('value.item', 'value.amount')")
 def min_by(column: Any, by: Any, k: int | None = None) -> Aggregator:
-    """The value of ``column`` where ``by`` is smallest; of several the one that was processed last,
-    as in Spark. Records where ``by`` is null are left out. With ``k`` the list of `top_n`."""
+    """The value of ``column`` where ``by`` is smallest; of equal ones the last processed, as in
+    Spark. Records with a null ``by`` are skipped. With ``k``: a list of ``k`` values, as
+    `top_n`."""
     return Aggregator(kind="min_by", column=column, by=by, limit=k, largest=False)
 
 
 @fitting("agg.max_by('value.item', 'value.amount')")
 def max_by(column: Any, by: Any, k: int | None = None) -> Aggregator:
-    """The value of ``column`` where ``by`` is largest, else as `min_by`."""
+    """As `min_by`, for the largest ``by``."""
     return Aggregator(kind="max_by", column=column, by=by, limit=k)
 
 
 @fitting("agg.top_n('value.item', 3, by='value.amount')")
 def top_n(column: Any, n: int, by: Any = None, largest: bool = True) -> Aggregator:
-    """A list of ``n`` values of ``column``, with the largest (or smallest) ``by``, itself if it is
-    not given; largest first. Of equal ones the one that was processed first is first, and stays
-    where not all have room."""
+    """A list of the ``n`` values of ``column`` with the largest ``by`` (default: ``column``
+    itself), largest first; with ``largest=False`` the smallest, smallest first. Of equal ones the
+    first processed is first, and is kept if not all fit."""
     return Aggregator(kind="top_n", column=column, by=by, limit=n, largest=largest)
 
 
 @fitting("agg.approx_count_distinct('value.item')")
 def approx_count_distinct(column: Any, rsd: float = 0.05) -> Aggregator:
-    """About how many distinct values, nulls left out; ``int64``. HyperLogLog++ as Spark's, with the
-    same estimates; ``rsd``: the relative standard deviation, which the sketch's size follows."""
+    """Approximate number of distinct non-null values; ``int64``. Spark's HyperLogLog++, with the
+    same estimates. ``rsd``: relative standard deviation; a smaller one needs a larger sketch."""
     return Aggregator(kind="approx_count_distinct", column=column, rsd=rsd)
 
 
@@ -208,7 +213,7 @@ def result_type(
 
 
 def require_comparable(kind: str, column_type: pa.DataType, where: str | None = None) -> None:
-    """TopologyError where the values are or hold maps, of which Spark compares none."""
+    """Raises TopologyError if the values are or contain maps, which Spark does not compare."""
     if holds(column_type, pa.types.is_map):
         raise TopologyError(
             f"agg.{kind} takes values that can be compared, the column is "

@@ -1,4 +1,4 @@
-"""Serdes: how keys and values become bytes, and the Arrow type of each.
+"""Serdes, which convert keys and values to bytes and back. Each serde has an Arrow type.
 
 ``serdes.string()``, ``serdes.long()``, ``serdes.json("carrier string, delay double")``, ...;
 formats are Java's, so that topics and changelogs can be shared with Kafka Streams applications.
@@ -62,7 +62,7 @@ __all__ = [
 
 
 def bytes_() -> Serde:
-    """Bytes as they are; Arrow ``binary``."""
+    """Bytes, unchanged; Arrow ``binary``."""
     return BytesSerde()
 
 
@@ -72,7 +72,7 @@ def string() -> Serde:
 
 
 def boolean() -> Serde:
-    """A byte, 1 or 0 (Java's BooleanSerializer); Arrow ``bool``."""
+    """One byte, 1 or 0 (Java's BooleanSerializer); Arrow ``bool``."""
     return BooleanSerde()
 
 
@@ -102,25 +102,25 @@ def double() -> Serde:
 
 
 def list_(inner: Serde) -> Serde:
-    """A list of values of ``inner`` (Java's ListSerializer, `Serdes.ListSerde`); Arrow
-    ``list<T>``. SerdeError for what is no serde."""
+    """A list of values of ``inner`` (Java's ListSerializer, `Serdes.ListSerde`); Arrow ``list<T>``.
+    Raises SerdeError if ``inner`` is no serde."""
     return lists.ListSerde(_inner("list_", inner, "entries"))
 
 
 def json(schema: Any) -> Serde:
-    """JSON text of ``schema``: Spark DDL text, a pyspark StructType, or an Arrow type.
+    """JSON text of the type ``schema``: Spark DDL text, a pyspark StructType, or an Arrow type.
 
-    Raises SerdeError naming the place in the text if the schema cannot be read.
+    Raises SerdeError, which names the place in the text, if the schema cannot be read.
     """
     return JsonSerde(arrow_type(schema))
 
 
 def time_windowed(inner: Serde, size_ms: int) -> Serde:
-    """Keys of windowed results (Java's TimeWindowedSerializer): ``inner``'s bytes, then the window
-    start.
+    """Keys of windowed results (Java's TimeWindowedSerializer): the bytes of ``inner``, then the
+    window start.
 
-    Arrow ``struct<key: K, start: int64, end: int64>`` (ms); the end is not in the bytes, hence
-    ``size_ms``. SerdeError for what is no serde or no size.
+    Arrow ``struct<key: K, start: int64, end: int64>`` (ms). The end is not in the bytes, hence
+    ``size_ms``. Raises SerdeError if ``inner`` is no serde or ``size_ms`` no size.
     """
     inner = _inner("time_windowed", inner)
     if not isinstance(size_ms, int) or size_ms < 1:
@@ -131,8 +131,8 @@ def time_windowed(inner: Serde, size_ms: int) -> Serde:
 
 
 def session_windowed(inner: Serde) -> Serde:
-    """Keys of sessions (Java's SessionWindowedSerializer): ``inner``'s bytes, then the session's
-    end and start.
+    """Keys of sessions (Java's SessionWindowedSerializer): the bytes of ``inner``, then the
+    session's end and start.
 
     Arrow ``struct<key: K, start: int64, end: int64>`` (ms).
     """
@@ -149,14 +149,14 @@ def _inner(name: str, inner: object, of: str = "keys") -> Serde:
 
 
 def packed(schema: Any) -> Serde:
-    """everflow's compact layout of a struct, see `everflow.serdes.packed`; ``schema`` as in
+    """A struct in everflow's compact binary format (`everflow.serdes.packed`); ``schema`` as in
     `json`."""
     return PackedSerde(arrow_type(schema))
 
 
 def from_type(type_: pa.DataType) -> Serde:
-    """The default serde of an Arrow type: Java's for string, int32, int64, double, binary, else
-    JSON, also for what Java has a serde of its own: bool, int16, float and lists."""
+    """The default serde of an Arrow type: Java's serde for string, int32, int64, double and binary;
+    JSON for all others, including bool, int16, float and lists, for which Java has serdes."""
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):
         return string()
     if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):

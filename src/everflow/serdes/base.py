@@ -31,7 +31,7 @@ def of_a_registry(data: bytes) -> str | None:
 
 
 class SerdeError(EverflowError, code="EF-SERDE"):
-    """A value cannot be written or bytes cannot be read.
+    """A value cannot be written, or bytes cannot be read.
 
     Attributes:
         index: row of the first bad value in the array; None for a scalar.
@@ -43,10 +43,10 @@ class SerdeError(EverflowError, code="EF-SERDE"):
 
 
 class Serde(Protocol):
-    """Bytes <-> values, one at a time and a column at a time.
+    """Converts values to bytes and back, one at a time or a column at a time.
 
-    Implementations are frozen, comparable, picklable and safe from any thread.
-    None / null means "no bytes" both ways.
+    Implementations are frozen, comparable, picklable and safe from any thread. None or null means
+    "no bytes" in both directions.
     """
 
     @property

@@ -764,11 +764,12 @@ def _has_negative_zero(column: pa.Array) -> bool:
 
 @dataclass(frozen=True, repr=False)
 class JsonSerde:
-    """UTF-8 JSON text <-> ``type``.
+    """Values of ``type`` as UTF-8 JSON text.
 
     Dates and timestamps are ISO 8601 text (timestamps ``2024-01-31T12:00:00.000000Z``, read with
     any offset), binary is base64, decimals are numbers (read from numbers or text), null fields are
-    written as ``null``, NaN and the infinities as text. SerdeError for a type that is not written.
+    written as ``null``, NaN and the infinities as text. Raises SerdeError for a type that JSON
+    cannot hold.
     """
 
     type: pa.DataType

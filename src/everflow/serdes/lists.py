@@ -62,7 +62,8 @@ class _Entries(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class ListSerde(ByColumn):
-    """Lists of ``inner``'s values, Java's ListSerializer; bytes behind the last are an error."""
+    """Lists of values of ``inner`` (Java's ListSerializer). Bytes after the last entry raise
+    SerdeError."""
 
     inner: Serde
     kind: str = "list"

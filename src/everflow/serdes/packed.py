@@ -101,7 +101,7 @@ _NULLS = "nulls"
 
 @dataclass(frozen=True, repr=False)
 class PackedSerde(ByColumn):
-    """A struct of ``type`` (with at least one field) in the packed layout of this module."""
+    """Values of ``type``, a struct with at least one field, in everflow's packed binary format."""
 
     type: pa.DataType
     kind: str = "packed"

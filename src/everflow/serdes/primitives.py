@@ -72,7 +72,7 @@ class _Number(_Single):
 
 @dataclass(frozen=True, repr=False)
 class BytesSerde(_Single):
-    """Bytes as they are (Java's ByteArraySerializer)."""
+    """Bytes, unchanged (Java's ByteArraySerializer)."""
 
     kind: str = "bytes"
 
@@ -99,7 +99,7 @@ class BytesSerde(_Single):
 
 @dataclass(frozen=True, repr=False)
 class StringSerde(_Single):
-    """UTF-8 text (Java's StringSerializer). Unlike Java's, invalid UTF-8 is an error."""
+    """UTF-8 text (Java's StringSerializer). Unlike in Java, invalid UTF-8 raises SerdeError."""
 
     kind: str = "string"
 
@@ -147,8 +147,8 @@ class StringSerde(_Single):
 
 @dataclass(frozen=True, repr=False)
 class IntegerSerde(_Number):
-    """Java's ShortSerializer (``bits=16``), IntegerSerializer (32) and LongSerializer (64): two's
-    complement, big endian."""
+    """Integers, two's complement, big endian: Java's ShortSerializer (``bits=16``),
+    IntegerSerializer (32) and LongSerializer (64)."""
 
     kind: str
     bits: int
@@ -182,7 +182,7 @@ class IntegerSerde(_Number):
 
 @dataclass(frozen=True, repr=False)
 class BooleanSerde(_Single):
-    """Java's BooleanSerializer: a byte, 1 or 0; others are an error, as there."""
+    """One byte, 1 or 0 (Java's BooleanSerializer). Any other byte raises SerdeError."""
 
     kind: str = "boolean"
 
@@ -255,7 +255,7 @@ class _FloatingSerde(_Number):
 
 @dataclass(frozen=True, repr=False)
 class DoubleSerde(_FloatingSerde):
-    """Java's DoubleSerializer: NaN in its one canonical form."""
+    """Doubles (Java's DoubleSerializer). Every NaN is written in its canonical form."""
 
     kind: str = "double"
     width: ClassVar[int] = 8
@@ -266,8 +266,8 @@ class DoubleSerde(_FloatingSerde):
 
 @dataclass(frozen=True, repr=False)
 class FloatSerde(_FloatingSerde):
-    """Java's FloatSerializer: columns keep the bits of each NaN, as Java's floatToRawIntBits
-    does."""
+    """Floats (Java's FloatSerializer). Columns keep the bits of each NaN, as Java's
+    floatToRawIntBits does."""
 
     kind: str = "float"
     width: ClassVar[int] = 4

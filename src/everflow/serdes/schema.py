@@ -79,8 +79,9 @@ _TOKEN = re.compile(
 
 
 def arrow_type(schema: Any) -> pa.DataType:
-    """The Arrow type of ``schema``; several fields, or one ``name type`` pair, give a struct.
-    SerdeError quotes the text and where reading stopped, or names the field no serde writes."""
+    """Returns the Arrow type of ``schema``; several fields, or one ``name type`` pair, make a
+    struct. Raises SerdeError, which quotes the text and the place where reading stopped, or names
+    the field that no serde writes."""
     if isinstance(schema, pa.DataType):
         return storable(schema)
     if isinstance(schema, pa.Schema):

@@ -95,7 +95,7 @@ class _WindowedSerde(ByColumn):
 
 @dataclass(frozen=True, repr=False)
 class TimeWindowedSerde(_WindowedSerde):
-    """Keys of windowed results: ``inner`` key bytes and the window's start (Java's
+    """Keys of windowed results: the key bytes of ``inner``, then the window's start (Java's
     TimeWindowedSerializer)."""
 
     inner: Serde
@@ -105,7 +105,8 @@ class TimeWindowedSerde(_WindowedSerde):
 
 @dataclass(frozen=True, repr=False)
 class SessionWindowedSerde(_WindowedSerde):
-    """Keys of sessions: ``inner`` key bytes, end and start (Java's SessionWindowedSerializer)."""
+    """Keys of sessions: the key bytes of ``inner``, then end and start (Java's
+    SessionWindowedSerializer)."""
 
     inner: Serde
     kind: str = "session_windowed"

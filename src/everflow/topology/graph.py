@@ -23,8 +23,8 @@ from everflow.state.store import StoreSpec, StoreView
 
 
 class RecordContext(NamedTuple):
-    """Topic, partition and offset of a source's record, its time in Kafka (ms) and its headers, in
-    their order."""
+    """Topic, partition and offset of a source's record, its time in Kafka (ms) and its headers in
+    order."""
 
     topic: str
     partition: int
@@ -35,36 +35,37 @@ class RecordContext(NamedTuple):
 
 @dataclass(frozen=True)
 class TimestampExtractor:
-    """Gives each record of a source its time, before the inputs of a task are merged by time."""
+    """Sets the time of each record of a source, before a task's inputs are merged by time."""
 
     @property
     def remembers(self) -> bool:
-        """True if it needs the partition time: the highest of the partition's records so far."""
+        """True if it needs the partition time: the highest time of the partition's records so
+        far."""
         return False
 
 
 class FailOnInvalidTimestamp(TimestampExtractor):
-    """The time of the record in Kafka; a negative one stops the application. The default."""
+    """Uses the record's time in Kafka. A negative one stops the application. The default."""
 
 
 class LogAndSkipOnInvalidTimestamp(TimestampExtractor):
-    """The time of the record in Kafka; one with a negative time is dropped, counted
+    """Uses the record's time in Kafka. A record with a negative one is dropped, counted
     (``negative-timestamp``) and logged."""
 
 
 class UsePartitionTimeOnInvalidTimestamp(TimestampExtractor):
-    """The time of the record in Kafka; one with a negative time gets the highest time that its
-    partition has had so far. A first record without a time stops the application."""
+    """Uses the record's time in Kafka, or instead of a negative one the highest time of the
+    partition so far. If the first record has a negative time, the application stops."""
 
     @property
     def remembers(self) -> bool:
-        """True: a record without a time gets that of its partition."""
+        """True: a record with a negative time has the time of its partition."""
         return True
 
 
 class WallclockTimestampExtractor(TimestampExtractor):
-    """The time of the machine when the record's micro-batch was planned: all its records have the
-    same, and so they have when it is run again after a failure."""
+    """Uses the time at which the record's micro-batch was planned: the same for all its records,
+    also when the batch runs again after a failure."""
 
 
 @dataclass(frozen=True)

@@ -22,22 +22,23 @@ from everflow.user_program import user_line
 
 @dataclass(frozen=True, repr=False)
 class Topology(Graph, Telling):
-    """The whole program. ``nodes`` in topological order (inputs first)."""
+    """A frozen program, as `StreamsBuilder.build` returns it. ``nodes``: inputs first."""
 
     def describe(self) -> str:
-        """The topology in Kafka Streams' text format: what to review before an upgrade."""
+        """Returns the topology in Kafka Streams' text format. Review it before an upgrade."""
         return as_text(self)
 
     def describe_physical(self) -> str:
-        """Each node's execution path, by sub-topology, with the line of the program: ``Arrow`` (in
-        columns), ``Catalyst`` (Spark's own code), ``Python`` (a function, record by record). For a
-        Spark that everflow supports; ``everflow describe --physical`` asks the one here."""
+        """Returns each node's execution path, by sub-topology, with the line of the program:
+        ``Arrow`` (in columns), ``Catalyst`` (Spark's own code), ``Python`` (a function, record by
+        record). For a Spark that everflow supports; ``everflow describe --physical`` uses the
+        installed one."""
         index_of = cut(self).index_of
         return physical_text(plan(self, index_of, ""), index_of)
 
     @property
     def in_memory(self) -> frozenset[str]:
-        """The names of the stores that lie in memory."""
+        """The names of the stores that are not on disk, but in memory."""
         stores = [spec for node in self.nodes for spec in getattr(node, "stores", ())]
         stores += [node.store for node in self.nodes if isinstance(node, WholeTableNode)]
         return frozenset(spec.name for spec in stores if spec.in_memory)

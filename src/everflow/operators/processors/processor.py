@@ -34,7 +34,8 @@ _Method = TypeVar("_Method", bound=Callable[..., None])
 
 
 class Record(NamedTuple):
-    """A record as a processor gets and forwards it: Python values, time in ms, headers in order."""
+    """A record that a processor receives or forwards: Python values, time in ms, ordered
+    headers."""
 
     key: Any
     value: Any
@@ -59,7 +60,7 @@ class Record(NamedTuple):
 
 
 class RecordMetadata(NamedTuple):
-    """The place of the input record that is being processed: topic, partition and offset."""
+    """Topic, partition and offset of the input record that is being processed."""
 
     topic: str
     partition: int
@@ -67,7 +68,8 @@ class RecordMetadata(NamedTuple):
 
 
 class Forwarded(NamedTuple):
-    """A record that was handed on: its input row and origin (see `Turn`); its child, None: all."""
+    """A forwarded record with its input row and origin (see `Turn`); ``child`` None: to all
+    streams."""
 
     origin: int
     row: int
@@ -105,7 +107,7 @@ def shown(entries: Entries | VersionEntries, clock: StoreClock) -> Shown:
 
 
 class ProcessorContext(Telling):
-    """A processor's view of its task; valid during one micro-batch, on its thread."""
+    """A processor's access to its task. Valid during one micro-batch, on the batch's thread."""
 
     def __init__(
         self,
@@ -125,34 +127,34 @@ class ProcessorContext(Telling):
 
     @property
     def task_id(self) -> TaskId:
-        """Sub-topology and partition of what is being processed."""
+        """The sub-topology and partition of the current task."""
         return self._place.task
 
     @property
     def application_id(self) -> str:
-        """What ``application.id`` of the running program says."""
+        """The ``application.id`` of the running program."""
         return self._place.around.application_id
 
     @property
     def stream_time(self) -> int:
-        """The highest time (ms) of the records that have reached this processor, -1 before the
+        """The highest time (ms) of a record that has reached this processor; -1 before the
         first."""
         return self._turn.stream_time
 
     @property
     def wall_clock_time(self) -> int:
-        """The machine's clock (epoch ms) when the micro-batch began."""
+        """The machine's clock (epoch ms) when the micro-batch started."""
         return self._place.around.wall_clock_ms
 
     @property
     def record_metadata(self) -> RecordMetadata | None:
-        """The metadata of the current record; None in a method that a clock calls."""
+        """Topic, partition and offset of the current input record; None in a punctuator."""
         return self._turn.metadata
 
     def store(self, name: str) -> Any:
-        """The task's part of a store, to read and write: `KeyValueStore`, `VersionedStore`,
-        `WindowStore` or `SessionStore`; that of a table is read only, and a global table is whole.
-        KeyError for one that the processor does not have."""
+        """The task's part of a store, for reads and writes: a `KeyValueStore`, `VersionedStore`,
+        `WindowStore` or `SessionStore`. A table's store is read-only, and a global table contains
+        all rows. Raises KeyError for a store that ``process(..., stores=[...])`` does not name."""
         if name not in self._stores:
             raise KeyError(
                 f"the processor has no store {name!r}; it has {sorted(self._stores) or 'none'}: "
@@ -162,9 +164,9 @@ class ProcessorContext(Telling):
         return self._stores[name]
 
     def forward(self, record: Record, child: str | None = None) -> None:
-        """Hand a record on, to every stream behind the processor or to the ``child`` named in
-        ``process(..., children=[...])``. ValueError for a child that is not there or a negative
-        time; TypeError for what is no `Record`."""
+        """Emits a record to every stream after the processor, or only to the ``child`` that
+        ``process(..., children=[...])`` names. Raises ValueError for an unknown child or a negative
+        time, and TypeError if ``record`` is no `Record`."""
         if self._transforms:
             raise ValueError(
                 "a value transformer returns the new value, and forwards nothing; what makes other "
@@ -194,18 +196,19 @@ class ProcessorContext(Telling):
             self._onward(record, number)
 
     def commit(self) -> None:
-        """Ask for a commit: every micro-batch ends with one, so there is nothing to do."""
+        """Has no effect, because every micro-batch ends with a commit."""
 
 
 class PunctuationType(Enum):
-    """The clock by which a method of a processor is called: the records' time, or the machine's."""
+    """The clock that calls a punctuator: stream time (the records' times) or the machine's
+    clock."""
 
     STREAM_TIME = "stream time"
     WALL_CLOCK_TIME = "wall clock time"
 
 
 class Punctuation(NamedTuple):
-    """A method that is called by a clock every ``every_ms``."""
+    """A method that ``clock`` calls every ``every_ms``."""
 
     method: str
     every_ms: int
@@ -215,16 +218,16 @@ class Punctuation(NamedTuple):
 def punctuate(
     every: Duration, clock: PunctuationType = PunctuationType.STREAM_TIME
 ) -> Callable[[_Method], _Method]:
-    """Marks a method of a `Processor` to be called with the time (ms) every so often:
-    ``@punctuate("1 minute")``.
+    """Makes a method of a `Processor` a punctuator, which is called at an interval with the time
+    (ms): ``@punctuate("1 minute")``.
 
-    By stream time: behind the record whose time reaches the next multiple of ``every``, once,
-    however many it passes; and behind the task's first record. By wall clock time: behind the
-    records of the task's first micro-batch at least ``every`` after the call before (or its first
-    batch); a task without records has an empty one as often as the shortest interval, but not
-    while the instance is paused. Both times are kept with the committed offsets, so a restart
-    neither repeats a call nor leaves one out. TopologyError for a duration that cannot be read or
-    is not above 0.
+    By stream time: the first call is after the task's first record; the next ones are after the
+    record whose time reaches the next multiple of ``every``, once, even if it passes several. By
+    wall clock time: after the records of the task's first micro-batch that runs at least ``every``
+    after the previous call (or after the task's first batch). A task without records runs an empty
+    batch as often as its shortest interval, but not while the instance is paused. Both times are
+    committed with the offsets, so a restart neither repeats a call nor skips one. Raises
+    TopologyError for a duration that cannot be read or is not above 0.
     """
     every_ms = duration_ms(every)
     if every_ms < 1:
@@ -244,7 +247,7 @@ def punctuate(
 
 
 def punctuations(processor: type) -> tuple[Punctuation, ...]:
-    """The marked methods of a processor's class, in the order of their names."""
+    """The punctuators of a processor's class, in the order of their names."""
     found = ((name, getattr(processor, name)) for name in dir(processor))
     return tuple(
         Punctuation(name, *method.__dict__["punctuation"])
@@ -254,50 +257,51 @@ def punctuations(processor: type) -> tuple[Punctuation, ...]:
 
 
 class Processor(ABC):
-    """The user's operator: one object for each task and micro-batch, used by one thread. What lasts
-    is in stores, and only there: a batch that fails runs again, on a new object, from the stores of
-    before. ``self.context`` is there from ``init`` on."""
+    """Your own operator. An object is made per task and micro-batch, and used by one thread. Keep
+    lasting data in stores only: if a batch fails, it runs again on a new object, with the stores as
+    they were before the batch. ``self.context`` is available from ``init`` on."""
 
     context: ProcessorContext
 
     def init(self, context: ProcessorContext) -> None:  # noqa: B027  # few need it
-        """Called before the first record of the batch."""
+        """Called before the first record of the micro-batch."""
 
     @abstractmethod
     def process(self, record: Record) -> None:
-        """Called for every record, null keys and values included, in the order of the task."""
+        """Called for every record, including null keys and values, in the order of the task."""
 
     def close(self) -> None:  # noqa: B027  # few need it
-        """Called behind the batch's last record."""
+        """Called after the last record of the micro-batch."""
 
 
 class BatchProcessor(Processor):
-    """A processor of a task's whole micro-batch in Arrow columns: see `process_batch`."""
+    """A processor that receives a task's micro-batch in Arrow columns: see `process_batch`."""
 
     def process(self, record: Record) -> None:
-        """Left alone: `process_batch` takes the records."""
+        """Not called: `process_batch` receives the records."""
 
     @abstractmethod
     def process_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | pa.Table | None:
-        """Takes ``key, value, timestamp (int64, ms), headers`` in processing order; gives the
-        results: ``key`` and ``value`` in the types of ``returns=``, or nothing.
+        """Receives ``key, value, timestamp (int64, ms), headers`` in processing order. Returns
+        results, with ``key`` and ``value`` in the types of ``returns=``, or None for no results.
 
-        A result belongs to the input row that ``row`` (int64) names, and has its time and headers
-        unless ``timestamp`` or ``headers`` are given. Without ``row``, as many results as records
-        belong to one each, others to the last record. ``process_values`` keeps the key of that row.
+        A result belongs to the input row that its column ``row`` (int64) names, and has the row's
+        time and headers unless ``timestamp`` or ``headers`` are returned. Without ``row``, the n-th
+        result belongs to the n-th record if there are as many results as records; otherwise all
+        belong to the last record. With ``process_values`` a result keeps the key of its row.
         """
 
 
 class ValueTransformer(Processor):
-    """Gives each update of a table a new value: ``table.transform_values(...)``. Stores, clocks and
-    the rest are a `Processor`'s; it cannot forward."""
+    """Computes a new value for each update of a table: ``table.transform_values(...)``. Stores and
+    punctuators work as in a `Processor`, but it cannot forward."""
 
     def process(self, record: Record) -> None:
-        """Left alone: `transform` takes the updates."""
+        """Not called: `transform` receives the updates."""
 
     @abstractmethod
     def transform(self, key: Any, value: Any) -> Any:
-        """The new value; called for deletions, too, with None. The key is only to be read."""
+        """Returns the new value. Also called for deletions, with None. Do not change ``key``."""
 
 
 class FunctionTransformer(ValueTransformer):
