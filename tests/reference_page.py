@@ -232,11 +232,10 @@ def made() -> str:
 
 HEAD = """# Reference
 
-Every public name, in a sentence; the page behind each heading explains it with examples. Made from the docstrings by
+Every public name, in a sentence or two; the page linked under each heading has examples. Made from the docstrings by
 `tests/reference_page.py`.
 
-Behind each name stands the module that it is imported from. A `*` in front of parameters means that those behind it are given
-by name.
+The module to import a name from is in parentheses. Parameters after a `*` are keyword-only.
 """  # noqa: E501
 
 
