@@ -232,10 +232,11 @@ def made() -> str:
 
 HEAD = """# Reference
 
-Every public name, in a sentence or two; the page linked under each heading has examples. Made from the docstrings by
+Every public name, in a sentence; the page behind each heading explains it with examples. Made from the docstrings by
 `tests/reference_page.py`.
 
-The module to import a name from is in parentheses. Parameters after a `*` are keyword-only.
+Behind each name stands the module that it is imported from. A `*` in front of parameters means that those behind it are given
+by name.
 """  # noqa: E501
 
 

@@ -23,13 +23,14 @@ STAGES = (DESERIALIZATION, PROCESSING, PRODUCTION)
 
 
 class Response(Enum):
-    """What happens to a failed record. A skipped record leaves no output and no store change.
+    """What happens to a record that failed. Whatever it is, nothing of a record that is left out
+    stays: no output, no store change.
 
-    ``FAIL``: the instance stops with the error. ``CONTINUE``: the record is skipped, and counted
-    in ``dropped-records-total``. ``DEAD_LETTER``: the record is skipped, and written to the topic
-    ``errors.dead.letter.queue.topic.name`` in the transaction of its micro-batch; the same as FAIL
-    without such a topic. ``RETRY``: the micro-batch runs again, until ``task.timeout.ms`` is over.
-    A skipped clock's call is only counted, as it has no record.
+    ``FAIL``: the instance stops with the error. ``CONTINUE``: the record is left out, and counted
+    in ``dropped-records-total``. ``DEAD_LETTER``: left out, and written to the topic that
+    ``errors.dead.letter.queue.topic.name`` names, in the transaction of its micro-batch; FAIL where
+    it names none. ``RETRY``: the micro-batch is run again, until ``task.timeout.ms`` is over.
+    A clock's call that is left out is counted there, and is no letter, as it has no record.
     """
 
     FAIL = "fail"
@@ -40,17 +41,16 @@ class Response(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorHandlerContext:
-    """Where a record failed, or a processor's method that a clock called (such a call has no
-    record).
+    """Where a record failed, or a processor's method that a clock called, which has no record.
 
     Attributes:
         stage: ``deserialization``, ``processing`` or ``production``.
-        topic, partition, offset, timestamp (ms), headers: of the record that was read; for a
-            clock's call None, -1, -1, the time of the call, and none.
-        source_raw_key, source_raw_value: the record's bytes as they were read.
-        processor_node_id: the node that failed; None if unknown.
-        task_id: of the task that reads the record, such as ``0_3``.
-        attempt: how often the micro-batch was run before.
+        topic, partition, offset, timestamp (ms), headers: of the record that was read; of a clock's
+            call None, -1, -1, the time that it was called with, and none.
+        source_raw_key, source_raw_value: its bytes as they came.
+        processor_node_id: the node that failed; None where it is not known.
+        task_id: of the task that reads it, ``0_3``.
+        attempt: how often its micro-batch was run before.
     """
 
     stage: str
@@ -67,18 +67,18 @@ class ErrorHandlerContext:
 
     @property
     def subject(self) -> str:
-        """The record's topic, partition and offset, or the clock's call, as readable text."""
+        """The record's place, or the call, for people."""
         if self.topic is not None:
             return f"record {self.topic}-{self.partition}@{self.offset}"
         return f"the clock's call at {self.timestamp} ms in node {self.processor_node_id}"
 
 
 class ExceptionHandler(Protocol):
-    """A function or callable object that decides what happens to a failed record. It must be
-    picklable: each Python worker calls its own copy, on one thread."""
+    """A function, or an object that can be called; picklable; called in Python workers, each of
+    which has its own copy and one thread."""
 
     def __call__(self, context: ErrorHandlerContext, error: BaseException) -> Response:
-        """Decide about a record. May be called for it again. If it raises, the instance stops."""
+        """Decide about a record, which may come again. An error from here stops the instance."""
 
 
 PASSING_STATUS = frozenset({401, 403, 407, 408, 425, 429})
@@ -93,8 +93,8 @@ def is_outage(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class RetryOutages:
-    """An exception handler that retries the micro-batch if the error is an outage of a service, and
-    lets ``otherwise`` decide about every other error."""
+    """A handler that has a micro-batch run again where `is_outage`, and asks another one about
+    everything else."""
 
     otherwise: ExceptionHandler
 

@@ -156,11 +156,11 @@ def _written(call: str, more: str = "") -> str:
 
 
 class Stores(Telling, metaclass=FittingClass):
-    """Declares stores for ``process(..., stores=[...])``. Each store has a changelog,
-    ``<application.id>-<name>-changelog``, unless ``logging=False``: then a task that migrates
-    starts with an empty store. ``in_memory=True``: the store is in ``state.memory.dir``, not on
-    disk; it is lost when the instance ends, and restored from its changelog at the next start. May
-    be used from any thread. Raises TopologyError for arguments that do not fit."""
+    """Declares stores, for ``process(..., stores=[...])``. All have a changelog,
+    ``<application.id>-<name>-changelog``, unless ``logging=False``: then a task that moves begins
+    with an empty one. ``in_memory=True``: not on disk (``state.memory.dir``); it is gone when the
+    instance ends, and read anew from its changelog at the next start. Values without state, for any
+    thread. TopologyError for what cannot be."""
 
     _WRITTEN: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
@@ -182,9 +182,9 @@ class Stores(Telling, metaclass=FittingClass):
         logging: bool = True,
         in_memory: bool = False,
     ) -> StoreSpec:
-        """The last value put under each key, with the time of the put. ``ttl``: how long (stream
-        time) an entry is kept after its own time; then it is deleted, from the changelog, too. A
-        value that is already older than ``ttl`` when it is put is ignored."""
+        """One with the last value that was put under each key, and the time of the put. ``ttl``:
+        how long (stream time) an entry stays behind its time; then it is not there, and is
+        deleted in the changelog, too. What is itself that old when it is put changes nothing."""
         ttl_ms = None if ttl is None else checked_ms(ttl, f"Stores.key_value({name!r}): ttl", 1)
         return _made("key_value", locals(), ttl_ms)
 
@@ -199,8 +199,8 @@ class Stores(Telling, metaclass=FittingClass):
         logging: bool = True,
         in_memory: bool = False,
     ) -> StoreSpec:
-        """One value per key and window start, for windows of ``size``, kept until stream time is
-        ``retention`` after the window's start."""
+        """A value of each key and window start; windows of ``size`` that are kept until stream time
+        is ``retention`` behind their start."""
         size_ms = checked_ms(size, f"Stores.window({name!r}): size", 1)
         what = f"Stores.window({name!r}): retention"
         retention_ms = checked_ms(retention, what, size_ms, ", and the windows have that size")
@@ -216,8 +216,7 @@ class Stores(Telling, metaclass=FittingClass):
         logging: bool = True,
         in_memory: bool = False,
     ) -> StoreSpec:
-        """One value per session of a key, kept until stream time is ``retention`` after the
-        session's end."""
+        """A value of each key's session, kept until stream time is ``retention`` behind its end."""
         retention_ms = checked_ms(retention, f"Stores.session({name!r}): retention", 1)
         return _made("session", locals(), retention_ms)
 
@@ -231,9 +230,9 @@ class Stores(Telling, metaclass=FittingClass):
         logging: bool = True,
         in_memory: bool = False,
     ) -> StoreSpec:
-        """Versions of each key's value, each with the time from which it is valid (KIP-889).
-        Versions are kept until the highest time of a version is ``history`` later; the latest is
-        kept for ever. A version that is already older when it is put is ignored."""
+        """Versions of each key's value, each with the time from which it is valid (KIP-889), kept
+        until ``history`` behind the highest time of a version; the latest is kept for ever. A
+        version that is older than that when it comes is ignored."""
         history_ms = checked_ms(history, f"Stores.versioned({name!r}): history")
         return _made("versioned", locals(), history_ms)
 

@@ -143,7 +143,7 @@ class _Named(Telling):
 
     @property
     def name(self) -> str:
-        """The name that was declared, without the application's id."""
+        """As it was declared, without the application's id."""
         return self._spec.name
 
     def _key(self, key: Any) -> bytes:
@@ -162,7 +162,7 @@ class _Store(_Named, StoreReads):
         self._entries, self._clock = entries, clock
 
     def approximate_num_entries(self) -> int:
-        """Approximate number of entries; expired entries may be counted for a while."""
+        """About how many entries there are; expired ones may be counted for a while."""
         return self._entries.entries()
 
     def _kept(self, time: int) -> bool:
@@ -201,8 +201,9 @@ class _Store(_Named, StoreReads):
 
 
 class KeyValueStore(KeyReads, _Store):
-    """One value per key. Written values have the time of the record that is being processed, or of
-    the clock's call. Iterators do not show later writes. Use it on its task's thread only."""
+    """A value of each key. Written values have the time of the record that is being processed, or
+    that of the clock's call. Ranges do not see what is written meanwhile. On the thread of its
+    task."""
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of ``key``, or ``default``."""
@@ -210,35 +211,35 @@ class KeyValueStore(KeyReads, _Store):
         return default if entry is None else self._values.decode(entry[1])
 
     def get_with_timestamp(self, key: Any) -> tuple[Any, int] | None:
-        """Value and time (ms) of ``key``; None if it has no value."""
+        """Value and time (ms) of ``key``; None where there is none."""
         entry = self._entries.get(self._key(key))
         return None if entry is None else (self._values.decode(entry[1]), entry[0])
 
     def get_all(self, keys: Iterable[Any]) -> list[Any]:
-        """The values of many keys, read at once; None for a key without a value."""
+        """The values of many keys, None where there is none, read at once."""
         written = [self._key(key) for key in keys]
         self._entries.load(written)
         found = [self._entries.get(key) for key in written]
         return [None if entry is None else self._values.decode(entry[1]) for entry in found]
 
     def put(self, key: Any, value: Any) -> None:
-        """Set the value of ``key``; None deletes the key."""
+        """The value of ``key`` from now on; None deletes it."""
         self._put(self._key(key), self._values.encode(value))
 
     def put_all(self, entries: Iterable[tuple[Any, Any]]) -> None:
-        """`put` each pair of key and value."""
+        """`put` for pairs of key and value."""
         for key, value in entries:
             self.put(key, value)
 
     def put_if_absent(self, key: Any, value: Any) -> Any:
-        """The present value of ``key``. If there is none, puts ``value`` and returns None."""
+        """The value there is; where there is none, None, and ``value`` is put."""
         known = self.get(key)
         if known is None:
             self.put(key, value)
         return known
 
     def delete(self, key: Any) -> Any:
-        """Delete ``key``, and return the value that it had."""
+        """Take ``key`` out; the value it had."""
         known = self.get(key)
         if known is not None:
             self.put(key, None)
@@ -246,19 +247,18 @@ class KeyValueStore(KeyReads, _Store):
 
 
 class WindowStore(WindowReads, _Store):
-    """One value per key and window start. Windows that are older than the store's retention (by
-    stream time) are neither returned nor written. Times are window *starts* in ms, both ends
-    included; keys of results are `Windowed`. Use it on its task's thread only."""
+    """A value of each key and window start. Windows that stream time has left behind by the store's
+    retention are not there, and are not written. Times are window *starts* in ms, both ends
+    included; keys of results are `Windowed`. On the thread of its task."""
 
     def put(self, key: Any, value: Any, window_start: int) -> None:
-        """Set the value of the window of ``key`` that starts at ``window_start``; None deletes
-        it."""
+        """The value of the window that starts at ``window_start``; None deletes it."""
         if self._kept(window_start):
             place = window_store_key(self._key(key), window_start)
             self._put(place, self._values.encode(value))
 
     def fetch_window(self, key: Any, start: int) -> Any:
-        """The value of ``key`` in the window that starts at ``start``; None if there is none."""
+        """The value of the window that starts at ``start``; None."""
         if not self._kept(start):
             return None
         entry = self._entries.get(window_store_key(self._key(key), start))
@@ -266,23 +266,23 @@ class WindowStore(WindowReads, _Store):
 
 
 class SessionStore(SessionReads, _Store):
-    """One value per session: a key with its start and end. Sessions that ended before stream time
-    minus the store's retention are neither returned nor written. ``find_sessions`` and its variants
-    return sessions that end at ``earliest_end`` or later and start at ``latest_start`` or earlier.
-    Use it on its task's thread only."""
+    """A value of each session: a key with its start and end. Sessions that ended more than the
+    store's retention before stream time are not there, and are not written. ``find_sessions`` and
+    its like give sessions that end at ``earliest_end`` or later and start at ``latest_start`` or
+    earlier. On the thread of its task."""
 
     def put(self, session: Windowed, value: Any) -> None:
-        """Set the value of a session; None deletes the session."""
+        """The value of a session; None deletes it."""
         if self._kept(session.end):
             place = session_key(self._key(session.key), session.start, session.end)
             self._put(place, self._values.encode(value))
 
     def remove(self, session: Windowed) -> None:
-        """Take a session out of the store."""
+        """Take a session out."""
         self.put(session, None)
 
     def fetch_session(self, key: Any, start: int, end: int) -> Any:
-        """The value of the session of ``key`` from ``start`` to ``end``; None if there is none."""
+        """The value of the session from ``start`` to ``end``; None."""
         entry = self._entries.get(session_key(self._key(key), start, end))
         if entry is None or not self._kept(end):
             return None
@@ -390,9 +390,9 @@ class VersionEntries:
 
 
 class VersionedStore(_Named):
-    """Versions of each key's value: the latest, and those within the history retention before the
-    highest time of a version. Times in ms. ``get`` returns a `VersionedRecord`, as in Kafka
-    Streams; a query's ``get`` returns the latest value alone. Use it on its task's thread only."""
+    """Versions of each key's value, within the history retention behind the highest time of a
+    version, and the latest. On the thread of its task. Times in ms. ``get`` gives a
+    `VersionedRecord`, as in Kafka Streams; a query's gives the latest value alone."""
 
     VALID_TO_UNDEFINED = -1
     """`put` returns it for a version that is the latest."""
@@ -404,34 +404,34 @@ class VersionedStore(_Named):
         self._entries = entries
 
     def put(self, key: Any, value: Any, timestamp: int) -> int:
-        """Put a version that is valid from ``timestamp``; None deletes. Returns until when it is
-        valid: the time of the next version, `VALID_TO_UNDEFINED` for the latest, or `NOT_PUT`."""
+        """A version that is valid from ``timestamp``; None deletes. Returns until when it is valid:
+        the time of the next version, `VALID_TO_UNDEFINED` for the latest, or `NOT_PUT`."""
         end = self._entries.put(self._key(key), self._values.encode(value), timestamp)
         if end is None:
             return self.NOT_PUT
         return self.VALID_TO_UNDEFINED if end == OPEN else end
 
     def delete(self, key: Any, timestamp: int) -> VersionedRecord | None:
-        """End the value of ``key`` at ``timestamp``; returns the version that was valid then."""
+        """No value from ``timestamp`` on; what was valid then."""
         found = self.get(key, timestamp)
         return None if self.put(key, None, timestamp) == self.NOT_PUT else found
 
     def get(self, key: Any, as_of: int | None = None) -> VersionedRecord | None:
-        """The latest version of ``key``, or the version that was valid at ``as_of``. None if there
-        was no value, or if that version is older than the history and not the latest."""
+        """The latest version of ``key``, or the one that was valid at ``as_of``; None where there
+        was no value, or where that is older than the history and not the latest."""
         history_ms = self._spec.retention_ms or 0
         time = OPEN - 1 if as_of is None else as_of
         return record_as_of(self._entries, self._key(key), time, history_ms, self._values.decode)
 
     def get_as_of(self, key: Any, as_of: int) -> VersionedRecord | None:
-        """`get` with a time, under the name that queries use."""
+        """`get` with a time, by the name that it has in queries."""
         return self.get(key, as_of)
 
     def versions(
         self, key: Any, time_from: int = 0, time_to: int = OPEN - 1
     ) -> list[VersionedRecord]:
-        """The versions of ``key`` that were valid at any time from ``time_from`` to ``time_to``,
-        both included, in order of time, without deletions."""
+        """What ``key`` was at some time from ``time_from`` to ``time_to``, both included, in order
+        of time; deletions are left out."""
         found = self._entries.versions_many([(self._key(key), time_from, time_to)])[0]
         return records_of(found, self._values.decode)
 
