@@ -1,4 +1,4 @@
-"""Metric names (Kafka Streams' where it has the metric), and the registry of their values."""
+"""Metric names, as in Kafka Streams if it has the metric, and the registry of their values."""
 
 from __future__ import annotations
 

@@ -150,7 +150,8 @@ class RestoreTracker:
 
 
 class SuspendReason(enum.Enum):
-    """Why a standby stopped: its task migrated to another instance, or becomes active here."""
+    """Why a standby stopped: its task migrated to another instance, or becomes active on this
+    one."""
 
     MIGRATED = "MIGRATED"
     PROMOTED = "PROMOTED"
