@@ -42,20 +42,20 @@ def read_state(
         read_state(builder.build(), "counts", "2026-11-21T21:00:00Z", application_id="shop",
         bootstrap_servers="localhost:9092")
 
-    Columns: ``key``, ``value``, ``timestamp`` and ``partition``, of the types of the table's
-    serdes; of windows and sessions ``window_start`` and ``window_end``; of versioned stores
-    ``valid_from`` and ``valid_to`` (null: the latest) instead of ``timestamp``, a row a version.
+    Columns: ``key``, ``value``, ``timestamp`` and ``partition``, with the types of the table's
+    serdes; for windows and sessions also ``window_start`` and ``window_end``; for versioned stores
+    ``valid_from`` and ``valid_to`` (null: the latest) instead of ``timestamp``, a row per version.
 
     Args:
-        topology: as it is run; its serdes read the bytes.
-        store: as in the topology.
+        topology: the program as it is run; its serdes decode the store.
+        store: the store's name in the topology.
         at: None: the end; a time (ms, ISO 8601 or a datetime, UTC without a zone): the log before
         its first record of that time or later; offsets by partition (partitions without an offset
         are left out).
         spark: by default everflow's session.
-        folder: for temporary files, by default TMPDIR: the largest partition while it is read, and
-        the rows as Parquet until this process ends.
-        settings: those of `KafkaStreams`, ``application_id`` and ``bootstrap_servers`` at least.
+        folder: for temporary files, by default TMPDIR. It contains the largest partition while that
+        is read, and the rows as Parquet until this process ends.
+        settings: of `KafkaStreams`, at least ``application_id`` and ``bootstrap_servers``.
 
     Values that compaction has removed are missing; a warning is logged if that may be so. Reads
     committed records only. Blocks until all is read. Raises StoreNotFoundError; NoChangelogError;

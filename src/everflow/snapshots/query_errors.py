@@ -18,7 +18,7 @@ class InvalidStateStoreError(EverflowError, code="EF-STATE-UNAVAILABLE"):
     """The store cannot be read on this instance now (Kafka Streams' InvalidStateStoreException);
     the subclass gives the reason.
 
-    Raised itself where the instance does not run.
+    Raised as such if the instance does not run.
     """
 
 

@@ -159,9 +159,9 @@ class EverflowStateSource(DataSource):
             spark.dataSource.register(EverflowStateSource.of(builder.build(),
             application_id="shop", bootstrap_servers="localhost:9092"))
 
-        For a program that is in no module, such as a notebook's. ``settings``: those of
-        `KafkaStreams`, ``application_id`` and ``bootstrap_servers`` at least; options may add to
-        them. Raises ConfigError.
+        For a program that is in no module, such as in a notebook. ``settings``: the settings of
+        `KafkaStreams`, at least ``application_id`` and ``bootstrap_servers``; options may add more.
+        Raises ConfigError.
         """
         config = StreamsConfig(settings)
         stores = logged_stores(topology, config.application_id, config.optimization)
