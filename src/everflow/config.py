@@ -365,7 +365,8 @@ class StreamsConfig:
         return in_librdkafkas_names(settings)
 
     def handlers(self) -> Handlers:
-        """The exception handlers for failed records. Raises ConfigError if one cannot be loaded."""
+        """The exception handlers for failed records. Raises ConfigError if a handler cannot be
+        loaded."""
         settings = {
             DESERIALIZATION: self.deserialization_exception_handler,
             PROCESSING: self.processing_exception_handler,

@@ -39,7 +39,7 @@ _KEPT = (
 
 
 class AssignmentError(Enum):
-    """Faults of an assignor's result. The last two are everflow's own: a task without a process
+    """Faults of an assignor's result. Only everflow has the last two: a task that no process has
     would silently not be processed."""
 
     NONE = "none"
@@ -56,8 +56,8 @@ class AssignmentError(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaStreamsState:
-    """One instance, by its process id. ``previous_standby``: the tasks with a replica on its disk
-    that are not active on it."""
+    """An instance as an assignor sees it. ``previous_standby``: the tasks with a replica on its
+    disk that are not active on it."""
 
     process_id: str
     threads: int
@@ -280,8 +280,8 @@ def identity_assignment(state: ApplicationState) -> TaskAssignment:
 def default_standby_assignment(
     state: ApplicationState, assignment: TaskAssignment
 ) -> TaskAssignment:
-    """``assignment`` with standbys for its active tasks as everflow places them, by tags where
-    configured (KIP-708)."""
+    """``assignment`` with the standbys that everflow would place for its active tasks, by tags
+    where configured (KIP-708)."""
     cluster = state.cluster
     active = _by_task(cluster, assignment)
     followed = sorted(_stateful(state, cluster.tasks))

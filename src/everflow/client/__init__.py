@@ -236,7 +236,7 @@ class QueryClient:
         ]
 
     def owner(self, store: str, key: Any) -> KeyOwner:
-        """The instances that have a key, with its partition and the lag."""
+        """The instances that have a key, as a `KeyOwner`."""
         found = self._ask(f"/stores/{_quoted(store)}/owner/{self._key(store, key)}")
         return KeyOwner(found["active"], tuple(found["standbys"]), found["partition"], found["lag"])
 
@@ -353,7 +353,7 @@ class QueryClient:
         stale: bool = False,
         max_lag: int | None = None,
     ) -> Iterator[tuple[Windowed, Any]]:
-        """As `fetch`, for all keys, or those from ``first`` to ``last``, of all instances."""
+        """As `fetch`, over all instances: for all keys, or for keys from ``first`` to ``last``."""
         asked = _asked(stale, max_lag, **_between(time_from, time_to))
         asked |= self._ends(store, first=first, last=last)
         return map(_windowed, self._everywhere(store, "windows", asked))

@@ -194,7 +194,8 @@ class KafkaStreams(InteractiveQueries, Telling):
     @staticmethod
     def running(application_id: str | None = None) -> list[KafkaStreams]:
         """The instances, of one application or of all, that were started in this process and have
-        not begun to stop. ``KafkaStreams.running()[0].close()`` stops one without a variable."""
+        not begun to stop. ``KafkaStreams.running()[0].close()`` closes one that no variable
+        holds."""
         found = _unclosed.running()
         return [one for one in found if application_id in (None, one.config.application_id)]
 
@@ -245,8 +246,7 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     @property
     def http_address(self) -> str | None:
-        """``host:port`` of the server of `/metrics` (``http.listen``); None: there is none, or not
-        yet."""
+        """``host:port`` of the HTTP server (``http.listen``); None if there is none, or not yet."""
         return None if self._observer is None else self._observer.address
 
     def _introduction(self, program: str = "") -> str:
@@ -261,7 +261,7 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     @property
     def error(self) -> EverflowError | None:
-        """The error that led to state ERROR; in state NOT_RUNNING that of the shutdown, if it
+        """The error that led to state ERROR; in state NOT_RUNNING the shutdown's error, if it
         failed."""
         return self._life.error
 

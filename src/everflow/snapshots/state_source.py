@@ -154,7 +154,7 @@ class EverflowStateSource(DataSource):
 
     @classmethod
     def of(cls, topology: Topology, **settings: Any) -> type[EverflowStateSource]:
-        """The source for the stores of one program, which then needs no option ``topology``.
+        """A source with the stores of ``topology``, which needs no option ``topology``.
 
             spark.dataSource.register(EverflowStateSource.of(builder.build(),
             application_id="shop", bootstrap_servers="localhost:9092"))
@@ -179,7 +179,8 @@ class EverflowStateSource(DataSource):
         return self._reader.spark_schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of what `schema` found. Raises ConfigError if `schema` is not the store's."""
+        """The reader of the offsets that `schema` found. Raises ConfigError if `schema` is not the
+        store's."""
         if schema != self._reader.spark_schema:
             raise ConfigError(
                 "The columns are the store's: leave .schema(...) out, and select behind load()."

@@ -131,8 +131,8 @@ class StoreReads:
 
     def all(self) -> Iterator[tuple[Any, Any]]:
         """Key and value of every entry, in the order of the store's bytes: the key's bytes, then
-        the times of a window or session. Entries of one key are thus in order of time. If the bytes
-        of one key begin those of another (``b`` and ``b\\0``), their entries may be mixed, as in
+        the times of a window or session. Entries of one key are thus in order of time. If one key's
+        bytes are a prefix of another's (``b`` and ``b\\0``), their entries may be mixed, as in
         Kafka Streams. A query returns one partition after the other."""
         return self._scan(None, None)
 
@@ -222,7 +222,7 @@ class WindowReads(TimedReads):
     def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Found]: ...
 
     def fetch(self, key: Any, time_from: int, time_to: int | None = None) -> Any:
-        """The windows of one key, in order of time. With one time it is `fetch_window`."""
+        """The windows of one key, in order of time. With one time: as `fetch_window`."""
         if time_to is None:
             return self.fetch_window(key, time_from)
         return self._of(key, time_from, time_to)
@@ -271,7 +271,8 @@ class SessionReads(TimedReads):
         return self._of(key, 0, TIME_MAX, reverse=True)
 
     def find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[Found]:
-        """The sessions of one key that overlap an interval of time, in the order of their ends."""
+        """The sessions of one key that end at ``earliest_end`` or later and start at
+        ``latest_start`` or earlier, in the order of their ends."""
         return self._of(key, earliest_end, latest_start)
 
     def backward_find_sessions(

@@ -517,7 +517,8 @@ class InteractiveQueries:
         return self._asked().streams_metadata(store)
 
     def metadata_for_all_streams_clients(self) -> tuple[StreamsMetadata, ...]:
-        """All instances that have ``application.server``, sorted by it; empty while unknown."""
+        """All instances with an ``application.server``, sorted by that address; empty while
+        unknown."""
         return self._asked().streams_metadata()
 
     def all_local_store_partition_lags(self) -> dict[str, dict[int, LagInfo]]:
