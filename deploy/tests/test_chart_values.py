@@ -50,9 +50,9 @@ def test_a_misspelt_value_is_refused_wherever_it_stands() -> None:
 
 
 def test_a_value_of_another_type_is_refused() -> None:
-    assert "is not of type 'integer'" in refusal(replicaCount="three")
-    assert "is not of type 'boolean'" in refusal(staticMembership="no")
-    assert "is less than the minimum" in refusal(terminationGracePeriodSeconds=10)
+    assert "'integer'" in refusal(replicaCount="three")
+    assert "'boolean'" in refusal(staticMembership="no")
+    assert "minimum" in refusal(terminationGracePeriodSeconds=10)
 
 
 def test_settings_and_what_is_kubernetes_own_are_free() -> None:

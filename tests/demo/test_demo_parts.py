@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -374,10 +375,7 @@ def test_pauses_tell_tasks_that_stayed_from_those_that_moved() -> None:
         ["0_0", "0.25", "0.75", "stayed"],
         ["0_1", "0.50", "1.25", "moved there and back"],
     ]
-    assert (
-        "0.50 s with one instance; then 0.75 s of the tasks that stayed, 1.25 s of those that moved"
-        in moves_text(MOVES)
-    )
+    assert re.search(r"0\.50 s with one .*0\.75 s .* stayed, 1\.25 s .* moved", moves_text(MOVES))
 
 
 def test_tables_rank_by_delay_and_by_flights() -> None:

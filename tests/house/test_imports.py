@@ -145,7 +145,7 @@ MUTATIONS = {
     ),
     "The group": ("instance.thread.stream_thread everflow.membership.member",),
     "An instance over HTTP": ("instance.query.queries everflow.observe.http_server",),
-    "How the user's functions travel": ("worker.serve everflow.travel.pickled_objects",),
+    "How the user's functions travel": ("worker.sink everflow.travel.pickled_objects",),
     "Both sides of the gate know values alone": ("protocol.messages everflow.topology.graph",),
     "The sink's effects are ports: a simulation runs it": ("worker.sink everflow.kafka.admin",),
     "Copies, and queries of them, know no batch": (

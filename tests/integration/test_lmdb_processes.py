@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from everflow.errors import FatalError, StateFormatError
+from everflow.errors import FatalError
 from everflow.records import StoreChanges
 from everflow.state import lmdb_env
 from everflow.state.changelog import pack_value
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.store_meta import FORMAT, Owner
+from everflow.state.store_meta import Owner
 from everflow.testing.waiting import wait_until
 
 _PRELUDE = """
@@ -225,13 +225,6 @@ def test_a_forked_child_opens_the_store_again_and_the_parent_s_is_whole(store: L
     assert in_fork(body) == "different"
     assert content(store)[b"child"] == pack_value(0, b"v")
     assert store.meta().last_batch == "i1.2.0"
-
-
-def test_a_later_release_s_is_refused(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.close()
-    monkeypatch.setattr("everflow.state.store_meta.FORMAT", 0)
-    with pytest.raises(StateFormatError, match=f"format {FORMAT}"):
-        LmdbStore.open(store.path)
 
 
 def test_colliding_long_keys_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -631,6 +631,6 @@ def test_what_is_written_is_read(pairs: list[Any]) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"x\x07", b"\x40short\x02", b"\xff\xff\xff\xff\xff\x02"])
 def test_what_is_no_change_names_its_row(data: bytes) -> None:
-    with pytest.raises(SerdeError, match="change of an entry") as error:
+    with pytest.raises(SerdeError, match="change of") as error:
         TEXTS.decode_array(pa.array([b"x\x01", data]))
     assert error.value.index == 1

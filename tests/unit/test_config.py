@@ -54,7 +54,7 @@ def test_unknown_key_names_the_nearest_right_one(key: str, hint: str) -> None:
     [
         ("num_stream_threads", "many", "whole number"),
         ("num_stream_threads", True, "whole number"),
-        ("state_dir", "", "must not be empty"),
+        ("state_dir", "", r"state\.dir .* empty"),
         ("num_stream_threads", 0, r"num\.stream\.threads.*0.*least"),
         ("emit_every_update", "perhaps", "true or false"),
         ("processing_guarantee", "twice", "exactly_once_v2"),
@@ -87,7 +87,7 @@ def test_unknown_key_names_the_nearest_right_one(key: str, hint: str) -> None:
         ("application_server", "host:65536", "must be host:port"),
         ("application_server", "http://host:80", "must be host:port"),
         ("state_dir", "\0", "NUL"),
-        ("client_id", "a\nb", r"client\.id = 'a\\nb' must hold no control characters"),
+        ("client_id", "a\nb", r"client\.id = 'a\\nb' .* control characters"),
         ("client_rack", "a\0", "control characters"),
         ("replication_factor", 0, "at least 1, or -1 for the broker's default"),
         ("replication_factor", -2, "at least -1"),
@@ -120,8 +120,8 @@ def test_an_optimization_that_is_not_there_is_refused_with_what_there_is(given: 
     with pytest.raises(ConfigError) as caught:
         StreamsConfig(**BASE, **{"topology.optimization": given})
     said = str(caught.value)
-    assert "must be one of none, reuse.ktable.source.topics" in said
-    assert "all, which has them, are not there; they change no result" in said
+    assert "one of none, reuse.ktable.source.topics" in said
+    assert re.search(" all, .* not there", said)
 
 
 @pytest.mark.parametrize("key", INT32_KEYS)
@@ -254,7 +254,7 @@ def test_a_removed_setting_is_refused_by_name(name: str) -> None:
 def test_a_setting_without_effect_is_named_if_it_was_set(name: str) -> None:
     default = getattr(StreamsConfig(**BASE), name)
     (said,) = StreamsConfig(**BASE, **{name.replace("_", "."): default}).warnings()
-    assert said.startswith(f"{name.replace('_', '.')} = {default!r} has no effect yet: ")
+    assert said.startswith(f"{name.replace('_', '.')} = {default!r} has no effect")
     assert StreamsConfig(**BASE, task_timeout_ms=5).warnings() == []
 
 
@@ -282,7 +282,7 @@ def test_the_start_says_what_was_set_in_vain(caplog: pytest.LogCaptureFixture) -
     streams = KafkaStreams(Topology(()), **settings)
     with pytest.raises(ConfigError, match="linger"):
         streams.start()
-    assert "request.timeout.ms = 7000 has no effect yet" in caplog.text
+    assert "request.timeout.ms = 7000 has no effect" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -292,13 +292,13 @@ def test_the_start_says_what_was_set_in_vain(caplog: pytest.LogCaptureFixture) -
         ("broker:", "'broker:' has no port: write 'broker:9092'"),
         (":9092", "':9092' has no host"),
         ("a:9092,b", "'b' has no port: write 'b:9092'"),
-        ("a:9092,,b:9092", "one of them is empty"),
-        ("a:9092,", "one of them is empty"),
+        ("a:9092,,b:9092", "is empty"),
+        ("a:9092,", "is empty"),
         ("http://broker:9092", r"leave http:// out and write 'broker:9092'"),
         ("PLAINTEXT://broker:9092", r"leave PLAINTEXT:// out .* security\.protocol"),
-        ("broker:0", "the port of 'broker:0' is not a number from 1 to 65535"),
-        ("broker:65536", "not a number from 1 to 65535"),
-        ("broker:kafka", "not a number from 1 to 65535"),
+        ("broker:0", "'broker:0' .* 1 to 65535"),
+        ("broker:65536", " 1 to 65535"),
+        ("broker:kafka", " 1 to 65535"),
         ("::1", r"IPv6, which takes brackets: '\[::1\]:9092'"),
         ("2001:db8::1:9092", "IPv6, which takes brackets"),
         ("my broker:9092", "'my broker' is no host"),
@@ -307,7 +307,7 @@ def test_the_start_says_what_was_set_in_vain(caplog: pytest.LogCaptureFixture) -
 )
 def test_an_address_that_cannot_be_is_refused_with_what_to_write(given: object, told: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"bootstrap\.servers = .* must be host:port of each broker.*: .*" + told
+        ConfigError, match=r"bootstrap\.servers = .* must be host:port .*: .*" + told
     ):
         StreamsConfig(application_id="a", bootstrap_servers=given)
 
@@ -348,9 +348,7 @@ def test_settings_may_be_a_mapping_of_kafka_streams_names() -> None:
     ],
 )
 def test_anything_else_for_settings_is_refused_at_construction(given: Any, told: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"a mapping of names, as in \{'application\.id': 'orders'\}, " + told
-    ):
+    with pytest.raises(ConfigError, match=r"mapping .*\{'application\.id': 'orders'\}, " + told):
         KafkaStreams(Topology(()), given)
 
 

@@ -600,9 +600,7 @@ def test_an_error_names_its_row() -> None:
         def decode(self, data: bytes) -> Any:
             return super().decode(data) if len(data) == 16 else "a text"
 
-    with pytest.raises(
-        SerdeError, match=r"decode gave 'a text', which does not fit: the value .struct<"
-    ) as caught:
+    with pytest.raises(SerdeError, match=r"decode gave 'a text', .*: .* .struct<") as caught:
         adopted(Wrong()).decode_array(pa.array([bytes(16), b"short"]))
     assert caught.value.index == 1
 
@@ -626,10 +624,10 @@ def test_a_program_reads_and_writes_with_it() -> None:
     ("given", "told"),
     [
         ("string", r"key='string'.*serde.*serdes\.string"),
-        ("a int", r"key='a int' is not a serde; write for example serdes\.json\('a int'\)"),
+        ("a int", r"key='a int' .*serde; .*serdes\.json\('a int'\)"),
         (serdes.long, r"serde.*serdes\.long"),
         (Point, r"class.*object"),
-        (NoType(), r"is not a whole serde: it lacks type, decode\. It needs encode\(value\) ->"),
+        (NoType(), r"serde: .* lacks type, decode\. .* encode\(value\) ->"),
         (JavaOnes(), r"encode.*decode"),
         (7, r"key=7.*serde.*serdes\.string.*serdes\.json"),
     ],

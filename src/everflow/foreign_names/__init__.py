@@ -79,7 +79,7 @@ _OWN: Mapping[str, tuple[str, ...]] = {
     "TimeWindows": ("expand", "is_open"),
     "Topology": ("before", "node", "repartition_topics"),
     "StreamsConfig": (
-        *("admin", "assignment", "batches", "consumer", "given", "main_consumer"),
+        *("admin", "assignment", "batches", "consumer", "fields_set", "main_consumer"),
         *("producer", "topic"),
     ),
     "InputTopic": ("rewind", "written"),

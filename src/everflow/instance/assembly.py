@@ -169,8 +169,9 @@ def states_of_global_topics(
 def job_opener(context: Any, dependencies: Dependencies) -> OpenJob:
     """Opens stream threads' Spark jobs. TopologyError for what cannot be computed or packed."""
     from everflow.instance.thread.columns import prepared_columns
-    from everflow.instance.thread.thread_job import PackedResident, ThreadJob, pack
+    from everflow.instance.thread.thread_job import ThreadJob, pack
     from everflow.spark.job import ServingJob
+    from everflow.worker.serve import PackedResident
 
     config, blueprint = dependencies.config, dependencies.blueprint
     memory = config.memory.worker(config.num_stream_threads)

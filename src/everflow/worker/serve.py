@@ -49,6 +49,7 @@ from everflow.state.store import StoreSpec
 from everflow.state.store_meta import Owner
 from everflow.state.task_directory import distrust
 from everflow.topology.batches import BatchInput
+from everflow.travel.pickled_objects import PickledObjects
 from everflow.worker.columns import ColumnClient
 from everflow.worker.crash_points import ENVIRONMENT_VARIABLE, reached
 from everflow.worker.decode import LogDecoder
@@ -373,11 +374,28 @@ class ResidentStep:
         return replace(request.ending(read.ends), silent=read.silent), read.columns
 
 
-def refuse(error: Exception, path: str) -> None:
-    """Answer the first request with ``error``: there is no step that could serve it."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(path)
-        lines = connection.makefile("rwb")
-        if read_line(lines, "the driver's first request") != STOP:
-            lines.write(as_line(BatchResult(outcome=FAILED, failure=failure_of(error))))
-            lines.flush()
+@dataclass(frozen=True)
+class PackedResident:
+    """A `ResidentStep`, serialised as one object: its functions share the program's variables. A
+    Spark task opens and calls it."""
+
+    work: PickledObjects
+    path: str
+    """Of the socket where it reads requests."""
+
+    def __call__(self) -> None:
+        try:
+            resident: ResidentStep = self.work.open()
+        except EverflowError as error:  # this worker lacks something that it needs
+            self._refuse(error)
+        else:
+            resident(self.path)
+
+    def _refuse(self, error: EverflowError) -> None:
+        """Answers the first request with ``error``: there is no step that could serve it."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(self.path)
+            lines = connection.makefile("rwb")
+            if read_line(lines, "the driver's first request") != STOP:
+                lines.write(as_line(BatchResult(outcome=FAILED, failure=failure_of(error))))
+                lines.flush()

@@ -183,7 +183,7 @@ def test_a_second_instance_on_the_same_state_folder_is_refused(app: Application)
     second.process = None
     second.launch(**{"state.dir": str(app.folder / "state")})
     assert second.wait_end(60) != 0
-    assert f"in use by process {app.driver}" in second.said()
+    assert f"by process {app.driver}" in second.said()
     app.produce(records(KEYS, 10, "still"))
     app.drain()
     app.check()

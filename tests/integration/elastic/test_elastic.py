@@ -3,6 +3,7 @@
 Slices of `./run chaos elastic`, and scenarios. Each ends with the checks of every chaos run.
 """
 
+import re
 import shutil
 import threading
 import time
@@ -135,7 +136,7 @@ def test_at_least_once_loses_nothing_while_the_group_is_rebalanced(stage: OpenSt
     app.group.leave(2)
     app.group.wait_balanced(0)
     said = first.log.read_text()
-    assert "go with the next commit" in said, "no commit fell into a rebalance: nothing was tested"
+    assert "next commit" in said, "no commit fell into a rebalance: nothing was tested"
     assert "batch failed" not in said
     report = app.finish()
     report.duplicated = 0  # allowed
@@ -190,9 +191,7 @@ def test_a_store_that_was_away_longer_than_deletes_are_kept_is_rebuilt(stage: Op
     back = app.group.start(1)
     app.group.wait_balanced(0)
     said = back.log.read_text()
-    assert "is not used: it has not followed its changelog" in said, (
-        "the old copies were offered to the group"
-    )
+    assert re.search("is not used: .* changelog", said), "the old copies were offered to the group"
     assert f"delete.retention.ms = {RETENTION_MS} ms" in said
     restored = [
         event.fields["records"] for event in events(back, "restore_end") if event.fields["records"]

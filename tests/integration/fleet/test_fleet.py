@@ -226,7 +226,7 @@ def test_a_host_is_lost_under_load(
         until_exact(cluster, sink, load.written)
     said = ran.said()
     assert ran.process.returncode == 0, said
-    assert "stopping: 1 instances end in order" in said
+    assert "stopping: 1 instances end" in said
     assert re.search(r"1@\S+ \| .*RUNNING -> PENDING_SHUTDOWN", said), said
     until_hosts_are_idle(spark_cluster, 60)
 
@@ -249,7 +249,7 @@ def test_too_few_places_and_a_driver_that_dies(
             load.stop()
         for log in logs:
             text = log.read_text()
-            assert "and stays in the group for a restart (SIGTERM" in text, text
+            assert "for a restart (SIGTERM" in text, text
             assert "PENDING_SHUTDOWN -> NOT_RUNNING" in text, f"{took_s} s\n{text}"
     with fleet(spark_cluster, program, app.id, cluster.bootstrap, 2, submit=True) as ran:
         ran.until_running(2)
@@ -270,8 +270,8 @@ def test_a_program_that_fails_everywhere_ends_the_fleet(
     said = ran.said()
     assert ran.process.returncode == 1, said
     assert len(re.findall(r"instance 1 ended by itself \(exit code 2\)", said)) == 3
-    assert "error: [EF-FATAL] 3 instances ended by themselves" in said
-    assert said.splitlines()[-2].endswith("ValueError: invalid literal for int() with base 10: 'x'")
+    assert "error: [EF-FATAL] 3 instances ended" in said
+    assert re.search(r"ValueError: .*'x'$", said.splitlines()[-2])
     until_hosts_are_idle(spark_cluster, 60)
 
 

@@ -193,10 +193,10 @@ def test_the_advertised_host_that_cannot_be_reached_is_named_not_the_one_that_an
                 admin.wait_until_reachable(3, lines.append)
             admin.close()
             for said in (str(error.value), lines[-1]):
-                assert f"a Kafka broker answered at 127.0.0.1:{door}" in said
-                assert f"where it says that they are: {advertised}" in said
+                assert f"broker answered at 127.0.0.1:{door}" in said
+                assert f"they are: {advertised}" in said
                 assert "advertised.listeners" in said
-                assert "no Kafka broker answered" not in said
+                assert "no Kafka broker" not in said
 
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "operating.md"

@@ -101,7 +101,7 @@ def answers(link: BrokerLink) -> bool:
 
 
 def test_wrong_names_are_refused(own_proxy: KafkaProxy) -> None:
-    with pytest.raises(ValueError, match="'Prodcue' is none of Produce"):
+    with pytest.raises(ValueError, match="'Prodcue' is none"):
         own_proxy.hold("Prodcue")
     with pytest.raises(ValueError, match=r"refusal.*'Metadata'"):
         own_proxy.refuse("Metadata", 3)
@@ -168,7 +168,7 @@ def test_a_refused_fetch_is_repeated(proxy: KafkaProxy, written: TopicPartition,
     ("code", "error", "says"),
     [
         (K.TOPIC_AUTHORIZATION_FAILED, FatalError, "reading {tp}, at 0"),
-        (K.OFFSET_OUT_OF_RANGE, LogStartMovedError, "{tp}: offset 0 is outside the log"),
+        (K.OFFSET_OUT_OF_RANGE, LogStartMovedError, "{tp}: offset 0 is outside"),
     ],
 )
 def test_a_fetch_that_stays_refused_is_told_with_the_log_and_the_offset(

@@ -402,7 +402,7 @@ def test_a_shutdown_does_not_wait_for_a_batch_that_hangs(
         assert streams.close(timeout=60)
     assert time.monotonic() - began < 40
     assert cluster.members(app.id) == 0
-    assert "its batch is cut off (it has not ended within 2 s)" in caplog.text
+    assert re.search(r"cut off \(.* 2 s\)", caplog.text)
 
 
 # An instance under faults.
@@ -650,8 +650,8 @@ def test_a_long_outage_names_a_cause(cluster: Cluster, registry: Registry, tmp_p
         closed(streams)
     assert isinstance(late, TaskTimeoutError)
     assert late.task == BAD
-    assert f"Task {BAD} made no progress for" in str(late)
+    assert f"Task {BAD} made no progress" in str(late)
     assert "503" in str(late)
-    assert "gets no answer that would tell whether a record can be read" in str(late)
+    assert "gets no answer" in str(late)
     assert cluster.read(f"{cluster.prefix}-out-b") == cluster.read(dead) == []
     assert cluster.committed(app.id, f"{cluster.prefix}-in-b").get(0, (0, ""))[0] == 0

@@ -115,7 +115,7 @@ class Access:
         return self.store.snapshot()
 
     def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
-        assert "Store s of task 0_3 is damaged" in reason
+        assert "s of task 0_3 is damaged" in reason
 
 
 def new_store(kind: str, folder: Path, before: LmdbStore | None = None) -> LmdbStore:

@@ -148,7 +148,7 @@ def test_a_full_buffer_that_is_to_stop_says_where_and_what_to_do() -> None:
     with pytest.raises(BufferFullError, match="emit_early_when_full") as error:
         operator.run(Inputs((batch,), {0: {"s": InMemoryStore()}}, {0: -1}))
     assert "'s' of suppress (program.py:1) holds 2 records" in str(error.value)
-    assert "may hold 1 records in a task" in str(error.value)
+    assert "hold 1 records" in str(error.value)
 
 
 FULL = BufferBounds(records=2)

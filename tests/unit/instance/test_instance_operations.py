@@ -206,23 +206,23 @@ def test_a_signal_closes_it_as_run_was_told(
 @pytest.mark.parametrize(
     ("output", "asked", "told"),
     [
-        ("out", {"count": 0}, "count is a number of records, 1 at least, found 0"),
+        ("out", {"count": 0}, "1 at least, found 0"),
         ("out", {"count": True}, "1 at least, found True"),
         ("out", {"count": "5"}, "1 at least, found '5'"),
         ("out", {"timeout": 0}, "timeout is above 0, '30 seconds'"),
         ("out", {"timeout": float("nan")}, "timeout is above 0"),
-        ("out", {"timeout": "soon"}, "cannot read the duration 'soon'"),
-        ("out", {"collect": "in"}, "collect='in' is no topic that the program writes; it writes o"),
-        ("out", {"collect": []}, "the name of an output topic or a list of names, found []"),
-        ("out", {"collect": 7}, "the name of an output topic or a list of names, found 7"),
-        (None, {"count": 1}, "write .to('topic'), or end the run with timeout='30 seconds'"),
+        ("out", {"timeout": "soon"}, "the duration 'soon'"),
+        ("out", {"collect": "in"}, "collect='in' is no .*; it writes o"),
+        ("out", {"collect": []}, r"list of names, found \[\]"),
+        ("out", {"collect": 7}, "list of names, found 7"),
+        (None, {"count": 1}, r"\.to\('topic'\), or .*timeout='30 seconds'"),
     ],
 )
 def test_a_bound_that_cannot_be_is_refused_with_the_cure(
     tmp_path: Path, output: str | None, asked: dict[str, Any], told: str
 ) -> None:
     streams = instance(tmp_path, output)
-    with pytest.raises(TopologyError, match=re.escape(told)) as refused:
+    with pytest.raises(TopologyError, match=told) as refused:
         streams.run(**asked)
     assert "test_instance_operations.py:" in str(refused.value)
     assert streams.state is ClientState.CREATED, "it can be run again, corrected"
@@ -486,9 +486,9 @@ def test_run_returns_where_a_signal_comes_while_it_starts(
         streams.run()
     assert told == ["REBALANCING", "PENDING_SHUTDOWN", "NOT_RUNNING"]
     lines = [record.getMessage() for record in caplog.records if "stopping" in record.getMessage()]
-    assert set(lines) == {
-        f"stopping: it had not joined its group yet ({number.name}; a second one does not wait)"
-    }
+    (line,) = set(lines)
+    assert line.startswith("stopping: ")
+    assert f" ({number.name}; " in line
 
 
 def test_an_instance_whose_variable_was_taken_is_found_and_closed(streams: KafkaStreams) -> None:
@@ -507,7 +507,7 @@ def test_an_instance_whose_variable_was_taken_is_found_and_closed(streams: Kafka
 
 def test_a_start_that_fails_by_itself_still_ends_in_error(tmp_path: Path) -> None:
     streams = stopped_instance(tmp_path, task_timeout_ms=500)
-    with pytest.raises(TaskTimeoutError, match="no Kafka broker answered"):
+    with pytest.raises(TaskTimeoutError, match="no Kafka broker"):
         streams.start()
     assert streams.state is ClientState.ERROR
     assert isinstance(streams.error, TaskTimeoutError)
@@ -625,7 +625,7 @@ def test_a_batch_of_which_no_worker_is_known_holds_no_end_up(
         held = [batch.batch_id for batch in book._open.values() if batch.thread == 0]
         assert held
         assert ended_ms(group, "i2") < 60_000
-        assert "Stream threads 0 have not ended within 10 s" in caplog.text
+        assert re.search("threads 0 .* ended .* 10 s", caplog.text)
         life = group.instances["i2"].lifecycle
         assert life.states.state is ClientState.NOT_RUNNING
         assert "Stream threads 0" in str(life.error)
@@ -652,7 +652,7 @@ def test_a_step_that_hangs_holds_no_end_up(
         clock = cast("SimulatedPorts", group.instances["i2"].ports).clock
         monkeypatch.setattr(owner, name, for_ever(clock))
         assert ended_ms(group, "i2") < 60_000
-        assert f"{step} has not ended within 30 s" in caplog.text
+        assert re.search(f"{step} .* ended .* 30 s", caplog.text)
         monkeypatch.undo()
         group.settle(60_000)
         group.require_progress(10_000)

@@ -2,6 +2,7 @@
 
 import logging
 import queue
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -382,9 +383,8 @@ def test_without_slots_it_waits(
         extended.extension.check()
         extended.extension.check()
     assert extended.done == ["prepare", "undo"] * (2 if ends else 1)
-    assert caplog.text.count("Topic new of the source at program.py:3 is not read") == (
-        0 if ends else 1
-    )
+    told = re.findall(r"Topic new .* at program\.py:3 .* not read", caplog.text)
+    assert len(told) == (0 if ends else 1)
 
 
 def test_what_is_left_out_is_told_once(

@@ -58,7 +58,7 @@ def test_texts_and_files_make_the_same_context(authority: trustme.CA, tmp_path: 
         ({"ssl.key.pem": "hello"}, "needs ssl.certificate.location"),
         ({"ssl.certificate.location": __file__}, "ssl.certificate.location"),
         ({"ssl.cipher.suites": "none-such"}, "ssl.cipher.suites = none-such"),
-        ({"ssl.engine.id": "x"}, "ssl.engine.id cannot be said to all of everflow's clients"),
+        ({"ssl.engine.id": "x"}, "ssl.engine.id cannot be said"),
         ({"https.ca": "x"}, "https.ca cannot be said"),  # mistyped: https.ca.location
     ],
 )

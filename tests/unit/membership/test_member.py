@@ -451,7 +451,7 @@ def test_who_ends_the_application_waits_for_no_silent_member_for_ever(driven: Dr
     driven.clock.advance(1)
     told = driven.step()
     assert [type(event) for event in told] == [Lost, Failed]
-    assert "look whether some still run" in str(told[1].error)  # type: ignore[union-attr]
+    assert "still run" in str(told[1].error)  # type: ignore[union-attr]
 
 
 def test_a_newcomer_that_meets_its_former_life_waits_for_its_session_s_end(driven: Driven) -> None:
@@ -635,7 +635,7 @@ def test_what_is_asked_at_once_waits_for_the_end_of_a_rebalance_only(follow_ups:
 def test_a_told_follow_up_comes_unless_a_rebalance_was_before(follow_ups: FollowUps) -> None:
     follow_ups.completed((), (), 600_000, 50.0)
     assert follow_ups.due(600_049.0, False) is None
-    assert follow_ups.due(600_050.0, False) == "the leader wanted a follow-up"
+    assert "leader" in (follow_ups.due(600_050.0, False) or "")
     follow_ups.joining()
     follow_ups.completed((), (), None, 600_060.0)
     assert follow_ups.due(2_000_000.0, False) is None

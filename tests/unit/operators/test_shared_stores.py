@@ -220,9 +220,7 @@ def test_what_lies_between_is_refused() -> None:
     builder = StreamsBuilder()
     stream = builder.stream("a", key=TEXT, value=LONG).process(add, stores=[BALANCE])
     stream.filter(F.col("value") > 4).process(twice, stores=[BALANCE], name="second").to("out-b")
-    with pytest.raises(
-        TopologyError, match=r"(?s)second shares a store with .* through KSTREAM-FI"
-    ):
+    with pytest.raises(TopologyError, match=r"(?s)second shares .* KSTREAM-FI"):
         builder.build()
 
 
@@ -445,12 +443,12 @@ def forwards(key: str, value: int, context: ProcessorContext) -> int:
         (lambda b, s, t: s.process(looks, stores="table"), r"stores.*list"),
         (lambda b, s, t: s.process(looks, stores=["held"]), r"store.*alone"),
         (lambda b, s, t: s.process(looks, stores=["table", "table"]), "names 'table' twice"),
-        (lambda b, s, t: b.add_state_store("balance"), "add_state_store takes what Stores makes"),
+        (lambda b, s, t: b.add_state_store("balance"), "add_state_store takes .*Stores"),
         (lambda b, s, t: t.transform_values(add, stores=["nope"]), r"store.*called"),
         (lambda b, s, t: t.transform_values(Chosen), "takes a ValueTransformer class"),
         (lambda b, s, t: t.transform_values(lambda one: one), "takes 1 argument"),
         (lambda b, s, t: t.transform_values(ValueTransformer), "lacks transform"),
-        (lambda b, s, t: s.process(Changes), "takes a Processor class"),
+        (lambda b, s, t: s.process(Changes), "a Processor class"),
     ],
 )
 def test_what_cannot_be_is_told_with_its_cure(call: Callable[..., Any], says: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import re
 import socket
 import struct
 import threading
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from everflow import sockets
-from everflow.errors import RetriableError
+from everflow.errors import FatalError, RetriableError
 from everflow.instance.commit_gate import CommitGate, GateBackend, GateBook
 from everflow.instance.thread.thread_job import ThreadJob
 from everflow.protocol.messages import BatchFailedError
@@ -25,7 +26,7 @@ from everflow.testing import kafka_proxy
 from everflow.topology.plan import Ticket
 from everflow.worker import serve as resident
 from everflow.worker.columns import ColumnClient, ColumnsFailed
-from everflow.worker.serve import GateClient, ResidentStep, refuse
+from everflow.worker.serve import GateClient, PackedResident, ResidentStep
 
 MOST = 1_000
 WAIT_S = 60.0
@@ -99,7 +100,7 @@ def test_the_gate_closes_on_who_asks_too_much(gate: str, caplog: pytest.LogCaptu
         asking.connect(gate)
         asking.sendall(b"x" * (MOST + 1))
         assert asking.recv(1) == b"", "it has hung up, and waits for no end of the line"
-    assert "a worker's question to the commit gate has 1,001 bytes" in caplog.text
+    assert re.search("question .* gate has 1,001 bytes", caplog.text)
     with closing(GateClient(gate)) as client:
         assert client.commit("i.0.0", []).reason.startswith("unknown-batch")
 
@@ -109,7 +110,7 @@ def test_no_commit_is_larger_than_a_gate_hears(gate: str, monkeypatch: pytest.Mo
     with closing(GateClient(gate)) as client:
         answer = client.commit("i.0.0", [("topic", 0, 1, "m" * MOST)])
         assert not answer.ok
-        assert answer.reason.startswith("too large: the question to the commit gate has 1,0")
+        assert re.match("too large: .* question .* has 1,0", answer.reason)
         assert client.commit("i.0.0", []).reason.startswith("unknown-batch")
 
 
@@ -156,7 +157,7 @@ def test_a_batch_whose_answer_is_too_large_has_failed() -> None:
     request: Any = "a request"
     with pytest.raises(BatchFailedError) as failed:
         job.run(request)
-    assert failed.value.failure.error.startswith("the answer of a batch's worker has 1,001 bytes")
+    assert re.match("the answer .* worker has 1,001 bytes", failed.value.failure.error)
     job.close()
     workers[0].join(WAIT_S)
 
@@ -171,14 +172,14 @@ def test_a_worker_refuses_a_request_that_is_too_large(tmp_path: Path) -> None:
         step = ResidentStep(
             step=nothing, decoder=nothing, read_committed=True, ahead_bytes=1, columns=""
         )
-        with pytest.raises(TooLargeError, match="the driver's request for a batch has 1,001 bytes"):
+        with pytest.raises(TooLargeError, match=r"request .* batch has 1,001 bytes"):
             step(path)
     assert step._reader is None, "nothing is connected to for a request that is refused"
     with (
         listening(tmp_path / "f", too_large) as path,
         pytest.raises(TooLargeError, match="the driver's first request"),
     ):
-        refuse(ValueError("no step"), path)
+        PackedResident(nothing, path)._refuse(FatalError("no step"))
 
 
 @pytest.mark.parametrize("size", [-2, MOST_MESSAGE_BYTES + 1])
@@ -205,7 +206,7 @@ def test_too_large_for_the_jvm_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         pytest.raises(ColumnsFailed) as failed,
     ):
         client.run(1, ROWS, ROWS.schema)
-    assert "10 are the most; a record is too large for them" in failed.value.text
+    assert "10 are the most; " in failed.value.text
 
 
 @pytest.mark.parametrize("size", [-2, MOST_MESSAGE_BYTES + 1])

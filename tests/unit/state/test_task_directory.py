@@ -52,15 +52,10 @@ def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path: Path) -
         "try:\n    StateDirectory.open(sys.argv[1], 'app')\n"
         "except StateLockedError as error:\n    print(error)\n"
     )
-    said = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert f"in use by process {os.getpid()}" in said.stdout
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    assert f"by process {os.getpid()}" in subprocess.check_output(command, text=True)
     directory.close()
-    said = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert said.stdout == ""
+    assert subprocess.check_output(command, text=True) == ""
 
 
 def test_the_folder_is_private_to_its_user_also_one_that_was_there(tmp_path: Path) -> None:
@@ -123,12 +118,8 @@ def test_a_foreign_or_newer_folder_is_left_alone(tmp_path: Path, wrong: dict[str
     ("clean", "boot_id", "sync", "distrusted"),
     [
         (False, "boot-2", "none", True),
-        (
-            False,
-            "boot-1",
-            "none",
-            False,
-        ),  # the process was killed: the operating system has the pages
+        # The process was killed: the operating system has the pages.
+        (False, "boot-1", "none", False),
         (True, "boot-2", "none", False),
         (False, "boot-2", "commit", False),
     ],
@@ -173,9 +164,7 @@ def test_a_rebuild_goes_to_a_new_path_and_removes_the_old_one(tmp_path: Path) ->
 def test_an_interrupted_rebuild_leaves_the_newer_folder_in_charge(tmp_path: Path) -> None:
     directory = opened(tmp_path)
     old = make_store(directory, "counts")
-    (
-        old.parent / "counts-1"
-    ).mkdir()  # killed between making the new folder and removing the old one
+    (old.parent / "counts-1").mkdir()  # killed before the old one was removed
     assert directory.store_path(TASK, "counts").name == "counts-1"
     assert not old.exists()
     directory.close()
@@ -428,7 +417,7 @@ def test_as_many_timestamps_as_values_are_demanded() -> None:
 def test_expiry_times_are_read_from_the_key_s_end() -> None:
     keys = [b"k" + start.to_bytes(8, "big") + b"\x00\x00\x00\x07" for start in (0, 86_400_000)]
     assert changelog.expiry_times(keys, "window").tolist() == [0, 86_400_000]
-    with pytest.raises(ValueError, match="no window store key"):
+    with pytest.raises(ValueError, match="window store key"):
         changelog.expiry_times([b"short"], "window")
 
 
@@ -526,7 +515,7 @@ def test_a_restored_store_is_what_was_processed(rows: list[Row], data: st.DataOb
 
 def test_what_is_not_one_of_its_records_is_an_error() -> None:
     chunk = Chunk([b"a"], [b"1234"], np.array([0]), np.array([0]), 1)
-    with pytest.raises(ValueError, match="no record of what was left out"):
+    with pytest.raises(ValueError, match="no record"):
         unpacked([chunk])
     entry = KeptEntry.of(7, pack_value(5, b"v"), 0)
     assert unpacked([replace(chunk, values=[entry.packed()], timestamps=np.array([5]))]) == {

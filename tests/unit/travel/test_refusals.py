@@ -129,7 +129,7 @@ def test_a_default_of_a_parameter() -> None:
     def fn(value: str, one: int = 1, lock: Any = LOCK) -> str:
         return value
 
-    assert "uses the default of `lock`, of type lock, " in refused(fn)
+    assert "default of `lock`, of type lock, " in refused(fn)
 
 
 def test_an_object_that_is_called() -> None:
@@ -140,9 +140,7 @@ def test_an_object_that_is_called() -> None:
         def __call__(self, value: str) -> str:
             return value
 
-    assert "map_values: its `function.lock`, of type lock, which cannot be sent" in refused(
-        Caller()
-    )
+    assert "map_values: its `function.lock`, of type lock, " in refused(Caller())
 
 
 def test_a_method_of_an_object() -> None:
@@ -156,10 +154,8 @@ def test_an_open_file(tmp_path: Path) -> None:
             return rates.readline()
 
         text = refused(fn)
-        assert (
-            "the variable `rates`, of type TextIOWrapper, which cannot be sent to the Python "
-            "workers; open it in"
-        ) in text
+        assert "variable `rates`, of type TextIOWrapper, " in text
+        assert "; open it" in text
     with io.open(__file__, "rb") as raw:  # noqa: UP020
         assert "of type BufferedReader, " in refused(lambda value: raw.read())
 
@@ -182,7 +178,7 @@ def test_the_topology_itself() -> None:
     stream = KStream(Stream(graph, source, Edge.of(serdes.string(), serdes.string())))
     text = refused(lambda value: stream.to("x"))
     assert "uses the variable `stream`, of type KStream, which" in text
-    assert "what a function remembers belongs into an aggregate or a table" in text
+    assert "an aggregate or a table" in text
 
 
 def test_a_serde_is_named_as_such() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from everflow.errors import EverflowError
 from everflow.handlers import Handlers
 from everflow.instance.thread.columns import ColumnsOfPlan, packed
 from everflow.protocol.messages import (
@@ -25,26 +24,9 @@ from everflow.topology.plan import PhysicalPlan
 from everflow.travel.pickled_objects import PickledObjects
 from everflow.worker.decode import LogDecoder
 from everflow.worker.failures import failure_of_text, says
-from everflow.worker.serve import STOP, LmdbAccess, ResidentStep, WorkerPorts, refuse
+from everflow.worker.serve import STOP, LmdbAccess, ResidentStep, WorkerPorts
 from everflow.worker.sink import KafkaSink
 from everflow.worker.task_step import TaskStep
-
-
-@dataclass(frozen=True)
-class PackedResident:
-    """A `ResidentStep`, serialised as one object: its functions share the program's variables."""
-
-    work: PickledObjects
-    path: str
-    """Of the socket where it reads requests."""
-
-    def __call__(self) -> None:
-        try:
-            resident: ResidentStep = self.work.open()
-        except EverflowError as error:  # this worker lacks something that it needs
-            refuse(error, self.path)
-        else:
-            resident(self.path)
 
 
 def pack(

@@ -166,10 +166,8 @@ PRELOADED = (
     "orjson",
     "pyspark.worker",
     "pyspark.sql.pandas.serializers",
-    "everflow.worker.task_step",
+    "everflow.worker.serve",
     "everflow.worker.sink",
-    "everflow.instance.thread.thread_job",
-    "everflow.travel.pickled_objects",
 )
 _ARCHIVES = PurePath("pyspark", "python", "lib")
 

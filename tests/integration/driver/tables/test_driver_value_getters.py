@@ -255,7 +255,7 @@ def test_what_no_entry_has_is_refused_with_the_line() -> None:
     stream = builder.stream("s", key=TEXT, value=TEXT)
     table = builder.table("one", key=TEXT, value=TEXT, store="one")
     placed = table.map_values(F.concat(F.col("value"), F.col("offset").cast("string")))
-    with pytest.raises(TopologyError, match="offset, which only the entry's record had"):
+    with pytest.raises(TopologyError, match=r"offset, .* entry"):
         stream.join(placed)
 
 

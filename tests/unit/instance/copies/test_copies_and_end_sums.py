@@ -1,5 +1,6 @@
 """What a member tells of its copies, and the ends a leader compares them with."""
 
+import re
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -210,7 +211,7 @@ def test_ends_that_cannot_be_read_are_none(caplog: pytest.LogCaptureFixture) -> 
     stopping = threading.Event()
     sums = EndSums(fail, {A: [TopicPartition("x", 0)]}, ManualClock(), stopping)
     assert sums.latest() is None
-    assert caplog.messages == ["The ends of the changelogs cannot be read: away"]
+    assert re.fullmatch(".* changelogs .*: away", "\n".join(caplog.messages))
     stopping.set()
     assert sums.latest() is None
     assert len(caplog.messages) == 1, "an instance that ends is refused by its own client"
@@ -445,7 +446,7 @@ def test_a_folder_that_stays_is_warned_of(
     (cleaned.directory.path / ".removed").write_text("in the way")
     assert not cleaned.wait(2 * DELAY_MS)
     assert cleaned.copies.offset_sums() == {A: 10}
-    assert "The state of task 0_0" in caplog.text
+    assert "state of task 0_0" in caplog.text
     (cleaned.directory.path / ".removed").unlink()
 
 

@@ -1,5 +1,6 @@
 """Batches never look things up in a store of a global table that is being filled."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -240,9 +241,9 @@ def test_a_failed_refresh_keeps_the_last(
     with caplog.at_level("WARNING"):
         loaded_world.run(break_, *seconds(12), mend, *seconds(8))
     (told,) = [one.getMessage() for one in caplog.records]
-    assert told.startswith("Global table people could not be loaded again: ")
+    assert told.startswith("Global table people ")
     assert "the lake is away" in told
-    assert "10 s ago; the next try is in 10 s" in told
+    assert re.search("10 s ago; .* in 10 s", told)
     assert loaded_world.held() == {"a": 2}
     assert loaded_world.tables.followed()[TASK].lag == 0
 

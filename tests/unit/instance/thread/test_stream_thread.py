@@ -559,7 +559,7 @@ def test_a_store_is_rebuilt_once_whatever_entry_of_it_cannot_be_read() -> None:
     assert isinstance(error, DamagedEntryError)
     assert (error.store, error.task, error.key) == ("counts", TaskId(0, 3), b"l")
     assert error.changelog == "app-counts-changelog"
-    assert "was rebuilt from its changelog" in str(error)
+    assert "was rebuilt" in str(error)
 
 
 def test_a_batch_that_hangs_gets_smaller_and_ends_when_twice_there_are_none() -> None:

@@ -268,5 +268,5 @@ def test_a_transaction_that_the_broker_ended_is_not_another_owners(second_part: 
     broker._raise_epoch(known)
     with pytest.raises(TaskMigratedError) as fenced:
         writer.commit(5)
-    assert "open for longer than transaction.timeout.ms = 1000" in str(fenced.value)
+    assert "longer than transaction.timeout.ms = 1000" in str(fenced.value)
     writer.close()

