@@ -162,8 +162,8 @@ class AssignmentRules:
 
 @dataclass(frozen=True, init=False)
 class StreamsConfig:
-    """All settings of an application; ConfigError for an unknown key (with the nearest right name)
-    or a wrong value.
+    """All settings of an application. Raises ConfigError for an unknown key (and names the nearest
+    valid key) or a wrong value.
 
     The keys are keywords, or a mapping, or both: ``StreamsConfig({"application.id": "delays"},
     num_stream_threads=2)``. Durations are in ms, sizes in bytes. Our own keys stand last, below the
@@ -315,7 +315,7 @@ class StreamsConfig:
         raise ConfigError(f"{dotted_name(name)} = {value!r} {problem}.{left_out}")
 
     def warnings(self) -> list[str]:
-        """A sentence for each setting without effect."""
+        """One sentence for each setting that has no effect."""
         return [
             f"{dotted_name(name)} = {getattr(self, name)!r} has no effect yet: {instead}."
             for name, instead in WITHOUT_EFFECT.items()
@@ -336,8 +336,8 @@ class StreamsConfig:
 
     @property
     def optimization(self) -> str:
-        """``topology.optimization`` as it holds beside the other settings: a topic of which not all
-        is read, or whose records get other times, is no changelog (note 065)."""
+        """``topology.optimization`` as it applies with the other settings: ``none`` unless sources
+        are read from ``earliest`` and keep their own record times (note 065)."""
         extractor = self.default_timestamp_extractor.rpartition(".")[2]
         kept = self.auto_offset_reset == "earliest" and extractor in _OWN_TIMES
         return self.topology_optimization if kept else "none"
@@ -365,7 +365,8 @@ class StreamsConfig:
         return in_librdkafkas_names(settings)
 
     def handlers(self) -> Handlers:
-        """Of records that fail. ConfigError for one that cannot be loaded."""
+        """The exception handlers for failed records. Raises ConfigError if a handler cannot be
+        loaded."""
         settings = {
             DESERIALIZATION: self.deserialization_exception_handler,
             PROCESSING: self.processing_exception_handler,
@@ -407,11 +408,11 @@ class StreamsConfig:
 
     @property
     def allowed_hosts(self) -> tuple[str, ...]:
-        """The names in ``http.allowed.hosts``, without spaces; ``*`` among them allows all."""
+        """The host names in ``http.allowed.hosts``, without spaces; ``*`` allows all."""
         return tuple(name.strip() for name in self.http_allowed_hosts.split(",") if name.strip())
 
     def tags(self) -> Mapping[str, str]:
-        """The tags (``client.tag.zone=...``, KIP-708) that the group gets; by tag key."""
+        """The tags of this instance (``client.tag.zone=...``, KIP-708), by tag key."""
         return MappingProxyType(
             {key: str(value) for key, value in self.clients.get("client.tag", {}).items()}
         )

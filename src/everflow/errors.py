@@ -47,8 +47,8 @@ def without_history(error: EverflowError) -> EverflowError:
 
 
 class SetupError(EverflowError, code="EF-SETUP"):
-    """The machine lacks something (Java, jars, a free port); the message holds the command that
-    cures it."""
+    """The machine lacks something (Java, jars, a free port); the message has the command that
+    helps."""
 
 
 class ConfigError(EverflowError, code="EF-CONFIG"):
@@ -56,18 +56,19 @@ class ConfigError(EverflowError, code="EF-CONFIG"):
 
 
 class StatePointError(ConfigError, code="EF-STATE-POINT"):
-    """A store cannot be looked at there: its changelog has nothing of that point, not yet or not
-    any more; the message has what there is."""
+    """A store cannot be read at the requested point: its changelog does not have that point, not
+    yet or no longer. The message says which points it has."""
 
 
 class NoChangelogError(EverflowError, code="EF-NO-CHANGELOG"):
-    """There is no changelog that says what a store was; the message says why."""
+    """The store has no changelog from which its content can be read; the message says why."""
 
 
 class TopologyError(EverflowError, code="EF-TOPOLOGY"):
-    """The program is wrong; raised while the topology is built, naming the line of the user's code.
+    """The program is wrong. Raised while the topology is built; the message names the line of your
+    code.
 
-    ``where`` is ``file:line`` of the call in the user's program, or None where it is not known.
+    ``where`` is ``file:line`` of the call in the user's program, or None if unknown.
     """
 
     def __init__(self, message: str, *, where: str | None = None, code: str | None = None) -> None:
@@ -99,8 +100,8 @@ def naming_the_line(call: _Call) -> _Call:
 
 
 class UnknownNameError(TopologyError, AttributeError, code="EF-UNKNOWN-NAME"):
-    """A name that this class or module does not have; the message says what it is called here, or
-    what to do instead.
+    """This class or module has no such name; the message gives the name in everflow, or says what
+    to do instead.
 
     An AttributeError too, so that ``hasattr`` and Python's own lookups work.
     """
@@ -112,11 +113,11 @@ class UnknownNameError(TopologyError, AttributeError, code="EF-UNKNOWN-NAME"):
 
 
 class UnknownImportError(TopologyError, ImportError, code="EF-UNKNOWN-NAME"):
-    """A name that cannot be imported from everflow; says what `UnknownNameError` says."""
+    """everflow has no such name to import; the message is as in `UnknownNameError`."""
 
 
 class UnknownBranchError(TopologyError, KeyError, code="EF-UNKNOWN-NAME"):
-    """A name that no branch of a split stream has; the message lists those there are."""
+    """A split stream has no branch of this name; the message lists its branches."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError shows its repr
@@ -126,7 +127,7 @@ class UnknownBranchError(TopologyError, KeyError, code="EF-UNKNOWN-NAME"):
 
 
 class FatalError(EverflowError, code="EF-FATAL"):
-    """The instance has to stop; retrying would not help or would be unsafe."""
+    """The instance must stop; retrying would not help or would be unsafe."""
 
 
 class _DetailedError(FatalError):
@@ -142,33 +143,35 @@ class InternalTopicError(FatalError, code="EF-INTERNAL-TOPIC"):
 
 
 class OffsetsExpiredError(FatalError, code="EF-OFFSETS-EXPIRED"):
-    """No committed offsets although internal topics hold records; never silently recounted (D5)."""
+    """There are no committed offsets although internal topics hold records; everflow stops rather
+    than count records twice (D5)."""
 
 
 class BufferFullError(FatalError, code="EF-SUPPRESS-FULL"):
-    """The buffer of a suppressed table is full, and its setting says to stop then."""
+    """The buffer of a ``suppress`` is full, and the program chose ``shut_down_when_full``."""
 
 
 class StateLockedError(FatalError, code="EF-STATE-LOCKED"):
-    """Another process holds the state folder."""
+    """Another process has locked the state folder."""
 
 
 class StateFormatError(FatalError, code="EF-STATE-FORMAT"):
-    """The state folder belongs to another application or a newer format; left untouched."""
+    """The state folder belongs to another application or has a newer format; it is left
+    untouched."""
 
 
 class StateDiskError(FatalError, code="EF-STATE-DISK"):
-    """The disk refused a write of state (full, read-only, broken); nothing is lost: see the
+    """The disk refused to write state (full, read-only, broken). No data is lost; see the
     message."""
 
 
 class RecordError(FatalError, code="EF-RECORD"):
-    """One record cannot be processed: a Python function or serde of the program raised an error on
-    it (or its result does not fit the declared type), or its bytes are not what the serde of its
-    source reads.
+    """A record cannot be processed: a Python function or serde of the program raised an error (or
+    returned a value that does not fit the declared type), or the source's serde cannot decode the
+    record's bytes.
 
     The message names the record (``topic-partition@offset``), the node and the lines of the
-    program. Nothing of the record's micro-batch was written: the next start goes on at it.
+    program. Nothing of the record's micro-batch was written: the next start begins with the record.
 
     Attributes: topic, partition, offset of the record; node that failed.
     """
@@ -189,18 +192,18 @@ class RecordError(FatalError, code="EF-RECORD"):
 
 
 class RecordTimeError(FatalError, code="EF-RECORD-TIME"):
-    """A record's time is negative, and its source takes it from Kafka (FailOnInvalidTimestamp), or
-    it is one that Spark cannot hold: beyond the year 294247, because some producer wrote micro- or
+    """A record's time is negative, and its source uses Kafka's timestamp (FailOnInvalidTimestamp);
+    or the time is beyond the year 294247, which Spark cannot store: a producer wrote micro- or
     nanoseconds where Kafka expects milliseconds."""
 
 
 class RecordTooLargeError(_DetailedError, code="EF-RECORD-TOO-LARGE"):
     """A result or a changelog record is larger than ``producer.message.max.bytes``, or than its
-    topic takes (``max.message.bytes``).
+    topic accepts (``max.message.bytes``).
 
-    Attributes: topics it may have been for; limit in bytes; place: topic, partition, offset of the
-    record that it was made of (an entry of a store: that has made it so large), and the node. None
-    where that is not known.
+    Attributes: topics: its possible topics; limit: in bytes; place: topic, partition and offset of
+    the input record (for a store's entry: of the record that made it so large), and the node; None
+    if unknown.
     """
 
     topics: tuple[str, ...] = ()
@@ -209,9 +212,9 @@ class RecordTooLargeError(_DetailedError, code="EF-RECORD-TOO-LARGE"):
 
 
 class RecordRefusedError(_DetailedError, code="EF-RECORD-REFUSED"):
-    """The broker refuses a record for what it is: a topic with ``cleanup.policy=compact`` takes
-    none without a key, and no topic takes one whose time is further ahead of the broker's clock
-    than ``message.timestamp.after.max.ms`` (an hour) says.
+    """The broker refuses a record because of its content. A topic with ``cleanup.policy=compact``
+    accepts no record without a key; no topic accepts a record whose time is further ahead of the
+    broker's clock than ``message.timestamp.after.max.ms`` (an hour).
 
     Attributes: topics; records: key, value and time (ms) of those that were refused; untimely: for
     their times; place: as of `RecordTooLargeError`, of the first; others: the errors of the others.
@@ -230,9 +233,9 @@ class RecordRefusedError(_DetailedError, code="EF-RECORD-REFUSED"):
 
 
 class DamagedEntryError(_DetailedError, code="EF-DAMAGED-ENTRY"):
-    """An entry of a store, and of its changelog, cannot be read: its bytes are not what the store's
-    serdes write. No record was left out. Damage on this machine's disk alone mends itself: the
-    store is rebuilt from its changelog. Cure: as the message says.
+    """An entry of a store cannot be decoded, neither on disk nor in the changelog: its bytes are
+    not what the store's serdes write. No record was skipped. The message says what to do. (If only
+    the disk is damaged, everflow rebuilds the store from its changelog.)
 
     Attributes: store, task, key (its bytes; None where it is not known), changelog (the topic; the
     partition is the task's; None: it has none).
@@ -246,48 +249,48 @@ class DamagedEntryError(_DetailedError, code="EF-DAMAGED-ENTRY"):
 
 class ColumnError(FatalError, code="EF-COLUMN"):
     """A Column cannot be computed for a record (a cast, a division by zero, an overflow: Spark's
-    ANSI rules). The message names it, and what is before it was processed."""
+    ANSI rules). The message names the record; the records before it were processed."""
 
 
 class WorkerDiedError(FatalError, code="EF-WORKER-DIED"):
-    """The Python worker process died again and again on the same records, in ever smaller batches:
-    a crash in native code, ``os._exit``, or no memory."""
+    """The Python worker process died repeatedly on the same records, in ever smaller batches: a
+    crash in native code, ``os._exit``, or too little memory."""
 
 
 class BatchTimeoutError(FatalError, code="EF-BATCH-TIMEOUT"):
-    """A micro-batch did not end within ``max.poll.interval.ms``, and did not with one record of
-    each input either."""
+    """A micro-batch did not end within ``max.poll.interval.ms``, even with one record of each
+    input."""
 
 
 class RepeatedFailureError(FatalError, code="EF-REPEATED-FAILURE"):
-    """A micro-batch failed in the same way three times, and its cause is none that may pass."""
+    """A micro-batch failed in the same way three times, and the cause is not a temporary one."""
 
 
 class IncompatibleTopologyError(_DetailedError, code="EF-INCOMPATIBLE-TOPOLOGY"):
-    """This instance's program does not fit the one that the group runs; the others go on.
-    ``difference``: a line each."""
+    """This instance's program does not match the one that the group runs; the other instances
+    continue. ``difference``: the differences, one per line."""
 
     difference: str = ""
 
 
 class StoreLayoutError(_DetailedError, code="EF-STORE-LAYOUT"):
-    """The values of a store were written by a program that had other fields, types or aggregates
-    there; read as this program's, they would be wrong figures. Nothing was read or changed.
-    ``difference``: store, node, line, and what was stored and is declared now."""
+    """The values of a store were written by a program with other fields, types or aggregates; with
+    this program's types they would be read as wrong values. Nothing was read or changed.
+    ``difference``: store, node, line, and the stored and the declared types."""
 
     difference: str = ""
 
 
 class ProcessIdClashError(FatalError, code="EF-PROCESS-ID-CLASH"):
-    """Another live instance has this one's process id: the state folder is a copy of another's."""
+    """Another live instance has the same process id: the state folder was copied from it."""
 
 
 class MissingSourceTopicError(FatalError, code="EF-MISSING-SOURCE-TOPIC"):
-    """A topic that the program reads has vanished while it ran."""
+    """A topic that the program reads was deleted while the instance ran."""
 
 
 class AssignmentFailedError(FatalError, code="EF-ASSIGNMENT-FAILED"):
-    """The leader could not distribute the tasks, or could not read this member's user data."""
+    """The leader could not assign the tasks, or could not read this member's user data."""
 
 
 class ShutdownRequestedError(FatalError, code="EF-SHUTDOWN-REQUESTED"):
@@ -295,10 +298,10 @@ class ShutdownRequestedError(FatalError, code="EF-SHUTDOWN-REQUESTED"):
 
 
 class TaskTimeoutError(FatalError, code="EF-TASK-TIMEOUT"):
-    """An operation was retried until ``task.timeout.ms`` ran out (KIP-572): a task made no progress
-    for so long, or an instance could not start. The message says what failed last.
+    """An operation was retried until ``task.timeout.ms`` was over (KIP-572): a task made no
+    progress in that time, or an instance could not start. The message contains the last failure.
 
-    ``task``: the one that made no progress, None for what is no task's.
+    ``task``: the task that made no progress; None if the operation belongs to no task.
     """
 
     def __init__(self, message: str, task: TaskId | None = None) -> None:
@@ -307,22 +310,22 @@ class TaskTimeoutError(FatalError, code="EF-TASK-TIMEOUT"):
 
 
 class TableLoadError(FatalError, code="EF-TABLE-LOAD"):
-    """The rows of a `StreamsBuilder.global_table_from` cannot be loaded when an instance starts;
-    the cause is chained."""
+    """The rows of a `StreamsBuilder.global_table_from` could not be loaded when the instance
+    started; the cause is chained."""
 
 
 class IllegalTransitionError(EverflowError, code="EF-ILLEGAL-TRANSITION"):
-    """A state machine was asked for a step that it does not have: a defect of everflow."""
+    """A state machine was asked for a transition that it does not have: a bug in everflow."""
 
 
 # --- recoverable: the runtime reacts, the user sees a log line ------------------------------------
 
 
 class RetriableError(EverflowError, code="EF-RETRIABLE"):
-    """A passing fault (broker away, time-out): the same operation is retried under
+    """A temporary failure (broker away, time-out): the operation is retried for
     ``task.timeout.ms``.
 
-    ``partitions``: of those the brokers did not answer; empty where that is not known.
+    ``partitions``: partitions for which no broker answered; empty if unknown.
     """
 
     def __init__(
@@ -337,13 +340,14 @@ class RetriableError(EverflowError, code="EF-RETRIABLE"):
 
 
 class GenerationChanged(RetriableError, code="EF-GENERATION-CHANGED"):
-    """The group's generation moved on under a commit, while the tasks may still be this instance's:
-    abort, ask the gate again, run the same batch at once (D6, KIP-447)."""
+    """The group's generation changed during a commit, while the tasks may still belong to this
+    instance: everflow aborts the transaction and runs the same batch again at once (D6,
+    KIP-447)."""
 
 
 class LogStartMovedError(RetriableError, code="EF-LOG-START-MOVED"):
-    """Records before the log's start were asked for (deleted or compacted away): the store must be
-    rebuilt (D5).
+    """The requested records are before the start of the log (deleted or compacted away): the store
+    must be rebuilt (D5).
 
     ``partition``: the log, where a reader raises it.
     """
@@ -354,35 +358,36 @@ class LogStartMovedError(RetriableError, code="EF-LOG-START-MOVED"):
 
 
 class OtherTopicError(RetriableError, code="EF-OTHER-TOPIC"):
-    """A log's topic was deleted, and perhaps created again, as its leader says. Nothing of the log
-    is committed; the instance ends once the brokers confirm it.
+    """The leader reports that a log's topic was deleted, and perhaps created again. Nothing of that
+    log is committed; the instance stops once the brokers confirm it.
 
-    ``partitions``: such logs.
+    ``partitions``: the deleted logs.
     """
 
 
 class OffsetsWentBackError(RetriableError, code="EF-OFFSETS-WENT-BACK"):
-    """The group's coordinator tells lower committed offsets than were committed: whoever began
-    there would process twice what lies between. Passes once the coordinator has loaded them again
-    (note 064)."""
+    """The group coordinator returns lower offsets than were committed; starting there would process
+    records twice. Passes once the coordinator has loaded the committed offsets again (note 064)."""
 
 
 class LogTruncatedError(LogStartMovedError):
-    """The log has other records than were read (unclean election, KIP-320): rebuild the store."""
+    """The log no longer has the records that were read (unclean election, KIP-320): rebuild the
+    store."""
 
 
 class TaskMigratedError(EverflowError, code="EF-TASK-MIGRATED"):
-    """Ownership was lost (fenced, evicted): close the tasks without committing, rejoin."""
+    """This instance lost tasks (fenced, or removed from the group): everflow closes them without a
+    commit and rejoins."""
 
 
 class UnknownOutcomeError(EverflowError, code="EF-UNKNOWN-OUTCOME"):
-    """A commit was sent and its answer lost: neither success nor failure until the log has been
+    """A commit was sent but its response was lost: its outcome is unknown until the log has been
     read (D6)."""
 
 
 class StoreMismatchError(EverflowError, code="EF-STORE-MISMATCH"):
-    """A conditional apply found another owner incarnation or batch than expected; nothing was
-    written (D5)."""
+    """A conditional store update found another owner or batch than expected, and wrote nothing
+    (D5)."""
 
 
 # --- what a user can do when offsets and topics no longer belong together -------------------------

@@ -1,4 +1,4 @@
-"""Names of the metrics, as in Kafka Streams where it has them (D11), and a register of values."""
+"""Metric names, as in Kafka Streams if it has the metric, and the registry of their values."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def no_headers(count: int) -> pa.Array:
 
 
 class TaskId(NamedTuple):
-    """Sub-topology x partition, written ``0_3`` as in Kafka Streams."""
+    """Id of a task: sub-topology and partition, written ``0_3`` as in Kafka Streams."""
 
     subtopology: int
     partition: int
@@ -112,7 +112,7 @@ class TaskId(NamedTuple):
 
 
 class TopicPartition(NamedTuple):
-    """One partition of a topic, by name and number; written ``topic-0``."""
+    """One partition of a topic: the topic's name and a number; written ``topic-0``."""
 
     topic: str
     partition: int

@@ -39,8 +39,8 @@ _KEPT = (
 
 
 class AssignmentError(Enum):
-    """Faults of an answer; the last two are everflow's: a task on nobody would silently stand
-    still."""
+    """Faults of an assignor's result. Only everflow has the last two: a task that no process has
+    would silently not be processed."""
 
     NONE = "none"
     ACTIVE_TASK_ASSIGNED_MULTIPLE_TIMES = "an active task is assigned more than once"
@@ -56,8 +56,8 @@ class AssignmentError(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaStreamsState:
-    """One instance, by its process id. ``previous_standby`` are all copies on its disk that do not
-    run active."""
+    """An instance as an assignor sees it. ``previous_standby``: the tasks with a replica on its
+    disk that are not active on it."""
 
     process_id: str
     threads: int
@@ -68,11 +68,11 @@ class KafkaStreamsState:
     rack: str
     draining: bool
     lag_for: Callable[[TaskId], int]
-    """Records to restore before it could run the task: -2 where it runs, the whole changelog where
-    it has nothing."""
+    """Records to restore before the instance could run the task: -2 if it runs the task, the whole
+    changelog if it has no replica."""
 
     def previous_tasks_by_lag(self) -> list[TaskId]:
-        """Its copies, the nearest to its end first."""
+        """The tasks with a replica on this instance, the smallest lag first."""
         return sorted(
             self.previous_active | self.previous_standby,
             key=lambda task: (self.lag_for(task), task),
@@ -81,8 +81,8 @@ class KafkaStreamsState:
 
 @dataclass(frozen=True)
 class ApplicationState:
-    """Input of an assignor. ``lags_known`` is False if end offsets could not be read: all lags are
-    0 then."""
+    """Input of an assignor. ``lags_known`` is False if end offsets could not be read; then all lags
+    are 0."""
 
     states: Mapping[str, KafkaStreamsState]
     tasks: Mapping[TaskId, TaskInfo]
@@ -93,8 +93,8 @@ class ApplicationState:
 
 @dataclass(frozen=True)
 class KafkaStreamsAssignment:
-    """Assignment of one process. ``followup_ms``: it asks for a further rebalance after so many
-    ms."""
+    """Assignment of one process. ``followup_ms``: ms until the process requests another
+    rebalance."""
 
     active: frozenset[TaskId] = frozenset()
     standby: frozenset[TaskId] = frozenset()
@@ -103,26 +103,27 @@ class KafkaStreamsAssignment:
 
 @dataclass(frozen=True)
 class TaskAssignment:
-    """An assignor's answer, by process id; every process has to be in it."""
+    """The result of an assignor, by process id; it must contain every process."""
 
     assignments: Mapping[str, KafkaStreamsAssignment] = field(default_factory=dict)
 
 
 class TaskAssignor(Protocol):
-    """An own assignor. Both are called on the leader only, on a thread of their own: quick, the
-    group waits.
+    """An assignor of your own. Both methods are called on the group leader only, on a thread of
+    their own. Return quickly: the group waits.
 
-    Where it raises, its answer is refused, or it takes longer than a third of
-    ``session.timeout.ms`` or of ``rebalance.timeout.ms``, everyone keeps what it has, what nobody
-    has is given away by everflow, the leader logs an error, and the group asks the assignor again
-    after ``probing.rebalance.interval.ms`` at the latest. An answer that comes later is lost.
+    If the assignor raises an error, returns a refused assignment, or takes longer than a third of
+    ``session.timeout.ms`` or of ``rebalance.timeout.ms``, every process keeps its tasks, everflow
+    assigns the rest, the leader logs an error, and the assignor is called again after
+    ``probing.rebalance.interval.ms`` at the latest. A later result is lost.
     """
 
     def assign(self, application_state: ApplicationState) -> TaskAssignment:
-        """The distribution of all tasks; called once a rebalance."""
+        """Return the assignment of all tasks; called once per rebalance."""
 
     def on_assignment_computed(self, assignment: TaskAssignment, error: AssignmentError) -> None:
-        """Told what became of the answer; `AssignmentError.NONE`: it is used."""
+        """Called with the returned assignment and its error; `AssignmentError.NONE`: the assignment
+        is used."""
 
 
 Run = Callable[[str, Callable[[], object]], object]
@@ -267,7 +268,7 @@ def validate(state: ApplicationState, answer: TaskAssignment) -> tuple[Assignmen
 
 
 def identity_assignment(state: ApplicationState) -> TaskAssignment:
-    """Everything stays where it is, copies too; tasks that nobody has are on nobody."""
+    """The previous assignment, replicas included; tasks that no process had stay unassigned."""
     return TaskAssignment(
         {
             one: KafkaStreamsAssignment(had.previous_active, _stateful(state, had.previous_standby))
@@ -279,8 +280,8 @@ def identity_assignment(state: ApplicationState) -> TaskAssignment:
 def default_standby_assignment(
     state: ApplicationState, assignment: TaskAssignment
 ) -> TaskAssignment:
-    """``assignment`` with everflow's standbys for its active tasks, by tags where configured
-    (KIP-708)."""
+    """``assignment`` with the standbys that everflow would place for its active tasks, by tags
+    where configured (KIP-708)."""
     cluster = state.cluster
     active = _by_task(cluster, assignment)
     followed = sorted(_stateful(state, cluster.tasks))
@@ -291,8 +292,8 @@ def default_standby_assignment(
 def optimize_rack_aware_active_tasks(
     state: ApplicationState, assignment: TaskAssignment, tasks: Iterable[TaskId]
 ) -> TaskAssignment:
-    """``assignment`` with these active tasks exchanged for less traffic between racks (KIP-925);
-    numbers stay."""
+    """``assignment`` with these active tasks exchanged between processes for less traffic between
+    racks (KIP-925); each process keeps its number of tasks."""
     cluster = state.cluster
     owners = _by_task(cluster, assignment)
     active = {
@@ -320,8 +321,8 @@ def optimize_rack_aware_active_tasks(
 def optimize_rack_aware_standby_tasks(
     state: ApplicationState, assignment: TaskAssignment
 ) -> TaskAssignment:
-    """``assignment`` with standbys exchanged for less traffic between racks, losing no tag; numbers
-    stay."""
+    """``assignment`` with standbys exchanged between processes for less traffic between racks,
+    without losing a tag; each process keeps its number of standbys."""
     cluster = state.cluster
     standby = exchanged_standbys(
         cluster, _by_task(cluster, assignment), _followers(cluster, assignment)

@@ -324,7 +324,7 @@ class InstanceSettings:
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="As for run; repeatable."),
     ] = None
-    settings_folder: Annotated[list[Path] | None, "As for run, of this host; repeatable."] = None
+    settings_folder: Annotated[list[Path] | None, "As for run; on this host; repeatable."] = None
 
     def merged(self) -> dict[str, object]:
         """All settings by their keys. Raises ConfigError."""

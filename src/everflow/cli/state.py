@@ -41,13 +41,14 @@ class RowsFormat(str, Enum):
 
 
 Target = Annotated[
-    str, typer.Argument(metavar="MODULE:NAME", help="As for run: its serdes read the bytes.")
+    str, typer.Argument(metavar="MODULE:NAME", help="As for run. Its serdes decode the store.")
 ]
 At = Annotated[
     str,
     typer.Option(
         metavar="POINT",
-        help="end; a time (ISO 8601, or ms since 1970); offsets by partition: 0=120,1=98.",
+        help="A snapshot position: end, a time (ISO 8601, or ms since 1970), or an offset per "
+        "partition (0=120,1=98).",
     ),
 ]
 Diff = Annotated[
@@ -60,13 +61,13 @@ Diff = Annotated[
 class RowsOutput:
     """How rows are shown, or where they are written."""
 
-    form: Annotated[RowsFormat, typer.Option("--format", help="json: an object a line.")] = (
+    form: Annotated[RowsFormat, typer.Option("--format", help="json: one object per line.")] = (
         RowsFormat.table
     )
     path: Annotated[Path | None, "With --format parquet: the new folder for the files."] = None
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="Most rows to show. Default: all; 100 in a table."),
+        typer.Option(min=1, help="Maximum number of rows. Default: all; 100 in a table."),
     ] = None
     output: Form = Output.text
 
@@ -104,7 +105,7 @@ class RowsOutput:
 @command()
 def state(
     target: Target,
-    store: Annotated[str, typer.Argument(metavar="STORE", help="The name in the topology.")],
+    store: Annotated[str, typer.Argument(metavar="STORE", help="The store's name in the program.")],
     application_id: Annotated[str, "application.id: names the changelog."],
     cluster: Cluster,
     at: At = "end",
@@ -112,7 +113,7 @@ def state(
     *,
     shown: RowsOutput,
     folder: Annotated[
-        Path | None, "Folder for temporary files: the largest partition. Default: TMPDIR."
+        Path | None, "Folder for temporary files, as large as a partition. Default: TMPDIR."
     ] = None,
 ) -> None:
     """Show the rows of a store, read from its changelog, now or at an earlier point; or compare two

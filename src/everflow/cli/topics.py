@@ -285,26 +285,28 @@ def consume(
     value: ValueFormat = Format.string,
     window: Annotated[
         WindowKind | None,
-        "Keys of windowed results: key@start of the window, key@start/end of a session.",
+        "Decode the keys of windowed results: `time` prints key@start, `session` prints "
+        "key@start/end.",
     ] = None,
     from_beginning: Annotated[
         bool, typer.Option("--from-beginning/--from-end", help="Where to start reading.")
     ] = True,
     count: Annotated[
-        int | None, typer.Option(min=1, help="Stop after this many records. Default: at Ctrl-C.")
+        int | None, typer.Option(min=1, help="Stop after this many records. Default: no limit.")
     ] = None,
     timeout: Annotated[
         float | None,
         typer.Option(
             min=0.0,
-            help=("Stop when no record arrives for this many seconds; exit code 1 below --count."),
+            help="Stop when no record arrives for this many seconds. Exit code 1 if fewer than "
+            "--count records arrived.",
         ),
     ] = None,
     output: Form = Output.text,
 ) -> None:
-    """Print the committed records of a topic, key<TAB>value a line (json: an object a line,
-    with place, time and headers). Joins no group and commits nothing. On a terminal control
-    characters are escaped; a file or a pipe gets texts as they are."""
+    """Print the committed records of a topic, one per line as key<TAB>value (json: an object with
+    position, time and headers). Joins no group and commits nothing. On a terminal control
+    characters are escaped; to a file or a pipe texts are written unchanged."""
     from everflow.cli.records import json_of, partitions_of, records, text_of
 
     with cluster.connected() as (config, admin, status):

@@ -104,7 +104,7 @@ def drain(
         "For the pre-stop hook of a pod of this StatefulSet: drain only if the pod will "
         "not come back.",
     ] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the end.")] = 120,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until it ends.")] = 120,
 ) -> None:
     """Stop an instance on this host: it migrates its tasks to other instances, leaves the group
     (also as a static member) and ends."""
@@ -124,11 +124,11 @@ def drain(
 
 @command()
 def rack(
-    node: Annotated[str, "The node of this pod."],
+    node: Annotated[str, "The pod's node."],
     folder: Annotated[Path, "Folder for client.rack and client.tag.zone."],
     label: Annotated[str, "The node label with the rack or zone."] = "topology.kubernetes.io/zone",
 ) -> None:
-    """In a pod: write the node's rack or zone as settings, for run --settings-folder."""
+    """Write the rack or zone of a pod's node as settings, for run --settings-folder."""
     typer.echo(f"{node} is in {write_rack(node, label, folder, os.environ)}")
 
 
@@ -136,8 +136,8 @@ def rack(
 def autoscale(
     target: TargetAsForRun,
     settings: InstanceSettings,
-    least: Annotated[int, typer.Option("--min", min=1, help="Instances at least.")] = 1,
-    most: Annotated[int, typer.Option("--max", min=1, help="Instances at most.")] = 4,
+    least: Annotated[int, typer.Option("--min", min=1, help="Minimum of instances.")] = 1,
+    most: Annotated[int, typer.Option("--max", min=1, help="Maximum of instances.")] = 4,
     threads: Annotated[int, typer.Option(min=1, help="num.stream.threads of each instance.")] = 1,
     folder: Annotated[
         Path | None, "Folder for state and logs. Default: ./everflow-APPLICATION_ID."
@@ -568,8 +568,8 @@ class Places:
     cores: Annotated[int, typer.Option(min=1, help="Cores of the executor of each instance.")] = 1
     memory: Annotated[
         str,
-        "Memory of the executor (spark.executor.memory). The instance's processes take "
-        "more beside it.",
+        "Memory of the executor (spark.executor.memory). The instance's processes need "
+        "memory in addition.",
     ] = "512m"
     folder: Annotated[
         str,

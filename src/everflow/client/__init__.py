@@ -28,9 +28,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
 
 class QueryRefusedError(EverflowError):
-    """The service does not answer this: no such store, a key of another type, a wrong token.
+    """The service refuses the query: no such store, a key of another type, a wrong token.
 
-    Attributes: status, of HTTP.
+    Attributes: status: the HTTP status.
     """
 
     code = "EF-QUERY"
@@ -42,7 +42,7 @@ class QueryRefusedError(EverflowError):
 
 
 class QueryUnavailableError(EverflowError):
-    """No answer within ``patience``; the text says why. Ask again, or allow a copy (``stale``)."""
+    """No response within ``patience``; the text says why. Retry, or allow a replica (``stale``)."""
 
     code = "EF-QUERY-UNAVAILABLE"
 
@@ -167,8 +167,8 @@ WRONG_KEY = "EF-SERDE"
 
 
 class StoreInfo(NamedTuple):
-    """A store. ``key``: its keys' serde in words; ``here``, ``copies``: the partitions of which the
-    instance that answered has the active task, or a copy."""
+    """A store of the application. ``key``: a description of its keys' serde; ``here``, ``copies``:
+    the partitions for which the answering instance has the active task, or a replica."""
 
     name: str
     kind: str
@@ -181,8 +181,8 @@ class StoreInfo(NamedTuple):
 
 
 class KeyOwner(NamedTuple):
-    """Who has a key: host:port of the active task and of standbys, the partition, and how many
-    offsets the copy of who answered is behind (None: it has none)."""
+    """The instances that have a key: ``host:port`` of the active task and of the standbys, the
+    partition, and the lag (offsets) of the answering instance's replica (None: it has none)."""
 
     active: str | None
     standbys: tuple[str, ...]
@@ -191,15 +191,15 @@ class KeyOwner(NamedTuple):
 
 
 class QueryClient:
-    """Reads the stores of an application over its query service (``query.listen``).
+    """Reads the stores of an application through its query service (``query.listen``).
 
-    Ask any instance: the client goes on to the owner of a key, and asks again for ``patience``
-    seconds while a task moves. Keys are given as the table has them: text, bytes, numbers, dicts
-    (12 is refused where keys are text). Values are JSON's: a timestamp as text, bytes in base64.
+    ``servers`` may be any instances: the client follows to the owner of a key, and retries for
+    ``patience`` seconds while a task migrates. Pass keys of the table's type: text, bytes, numbers,
+    dicts (12 is refused if keys are text). Values are JSON: a timestamp is text, bytes are base64.
 
-    Owned by one thread at a time. Every call may raise QueryRefusedError (it will not be answered)
-    and QueryUnavailableError (nobody has answered in time). ``stale`` also lets copies answer,
-    which may be ``max_lag`` offsets behind (KIP-535).
+    Owned by one thread at a time. Every call may raise QueryRefusedError (a retry will not help)
+    and QueryUnavailableError (no response in time). ``stale`` also lets replicas answer, which may
+    lag by ``max_lag`` offsets (KIP-535).
     """
 
     def __init__(
@@ -213,8 +213,8 @@ class QueryClient:
         patience: float = 10.0,
     ) -> None:
         """``servers``: host:port of instances. ``ca``: file of the authority that signed the
-        service's certificate (PEM), which means ``tls`` (https). ``timeout``: seconds for one
-        answer. Raises ConfigError where there is nobody to ask, or ``ca`` cannot be used."""
+        service's certificate (PEM); it implies ``tls`` (https). ``timeout``: seconds for one
+        response. Raises ConfigError if ``servers`` is empty, or ``ca`` cannot be used."""
         context = _trusting(ca) if tls or ca is not None else None
         addresses = [servers] if isinstance(servers, str) else list(servers)
         if not addresses or not all(addresses):
@@ -228,7 +228,7 @@ class QueryClient:
         self._keys_of: dict[str, tuple[str, str]] = {}  # by store: words and form
 
     def stores(self) -> list[StoreInfo]:
-        """All of them, as one instance sees them."""
+        """All stores of the application, as one instance reports them."""
         lists = ("here", "copies")
         return [
             StoreInfo._make(tuple(one[n]) if n in lists else one[n] for n in StoreInfo._fields)
@@ -236,7 +236,7 @@ class QueryClient:
         ]
 
     def owner(self, store: str, key: Any) -> KeyOwner:
-        """The instances that have a key."""
+        """The instances that have a key, as a `KeyOwner`."""
         found = self._ask(f"/stores/{_quoted(store)}/owner/{self._key(store, key)}")
         return KeyOwner(found["active"], tuple(found["standbys"]), found["partition"], found["lag"])
 
@@ -249,8 +249,8 @@ class QueryClient:
         stale: bool = False,
         max_lag: int | None = None,
     ) -> Any:
-        """The value of a key, None where there is none; of a versioned store also as of a time (ms
-        since the epoch)."""
+        """The value of a key, None if there is none. In a versioned store ``as_of`` (ms since the
+        epoch) selects the value at that time."""
         asked = _asked(stale, max_lag, as_of=as_of)
         found = self._entry(f"/stores/{_quoted(store)}/entries/{self._key(store, key)}", asked)
         return None if found is None else found["value"]
@@ -258,7 +258,7 @@ class QueryClient:
     def get_many(
         self, store: str, keys: Iterable[Any], *, stale: bool = False, max_lag: int | None = None
     ) -> list[Any]:
-        """The value of each key, None where there is none, in the keys' order."""
+        """The value of each key, in the order of ``keys``; None for a key without a value."""
         wanted = list(keys)
         self._form(store, wanted)
         found: list[Any] = [None] * len(wanted)
@@ -298,8 +298,8 @@ class QueryClient:
         stale: bool = False,
         max_lag: int | None = None,
     ) -> Iterator[tuple[Any, Any]]:
-        """Keys with values of all instances, in order of key bytes within each partition, one
-        partition after the other; both ends included, None leaves one open."""
+        """Keys and values of all instances, one partition after the other, ordered by key bytes
+        within each partition. ``first`` and ``last`` are included; None leaves a side open."""
         asked = _asked(stale, max_lag, reverse=reverse)
         asked |= self._ends(store, first=first, last=last, prefix=prefix)
         for row in self._everywhere(store, "entries", asked):
@@ -308,7 +308,8 @@ class QueryClient:
     def versions(
         self, store: str, key: Any, time_from: int | None = None, time_to: int | None = None
     ) -> list[dict[str, Any]]:
-        """A key's versions in order of time: ``value``, ``timestamp``, ``valid_to`` of each."""
+        """The versions of a key in order of time, each with ``value``, ``timestamp`` and
+        ``valid_to``."""
         path = f"/stores/{_quoted(store)}/versions/{self._key(store, key)}"
         found: list[dict[str, Any]] = []
         while True:
@@ -321,7 +322,7 @@ class QueryClient:
     def fetch_window(
         self, store: str, key: Any, start: int, *, stale: bool = False, max_lag: int | None = None
     ) -> Any:
-        """The value of a key in the window that begins at ``start`` (ms), None if there is none."""
+        """The value of a key in the window that starts at ``start`` (ms), None if there is none."""
         path = f"/stores/{_quoted(store)}/window/{start}/{self._key(store, key)}"
         found = self._entry(path, _asked(stale, max_lag))
         return None if found is None else found["value"]
@@ -337,7 +338,7 @@ class QueryClient:
         stale: bool = False,
         max_lag: int | None = None,
     ) -> Iterator[tuple[Windowed, Any]]:
-        """Windows of a key that begin between two times (ms, both included), in order of time."""
+        """Windows of a key that start between two times (ms, both included), in order of time."""
         asked = _asked(stale, max_lag, reverse=reverse, **_between(time_from, time_to))
         return map(_windowed, self._pages(store, "windows", "/" + self._key(store, key), asked))
 
@@ -352,7 +353,7 @@ class QueryClient:
         stale: bool = False,
         max_lag: int | None = None,
     ) -> Iterator[tuple[Windowed, Any]]:
-        """`fetch` of all keys, or of those from ``first`` to ``last``, of all instances."""
+        """As `fetch`, over all instances: for all keys, or for keys from ``first`` to ``last``."""
         asked = _asked(stale, max_lag, **_between(time_from, time_to))
         asked |= self._ends(store, first=first, last=last)
         return map(_windowed, self._everywhere(store, "windows", asked))
@@ -368,12 +369,12 @@ class QueryClient:
         stale: bool = False,
         max_lag: int | None = None,
     ) -> Iterator[tuple[Windowed, Any]]:
-        """Sessions of a key that touch an interval of time (ms), in order of time."""
+        """The sessions of a key that overlap an interval of time (ms), in order of time."""
         asked = _asked(stale, max_lag, reverse=reverse, **_between(time_from, time_to))
         return map(_windowed, self._pages(store, "sessions", "/" + self._key(store, key), asked))
 
     def close(self) -> None:
-        """End the connections to all instances; a question that is asked later makes new ones."""
+        """Close the connections to all instances; a later call opens new ones."""
         self._connections.close()
 
     def __enter__(self) -> QueryClient:

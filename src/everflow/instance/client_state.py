@@ -22,7 +22,8 @@ STATE = "state "
 #             ▼                      ▼
 #        NOT_RUNNING               ERROR
 class ClientState(enum.Enum):
-    """CREATED -> REBALANCING <-> RUNNING -> PENDING_SHUTDOWN -> NOT_RUNNING; failed: ERROR."""
+    """States of an instance: CREATED -> REBALANCING <-> RUNNING -> PENDING_SHUTDOWN -> NOT_RUNNING;
+    after a failure PENDING_ERROR -> ERROR."""
 
     CREATED = "CREATED"
     REBALANCING = "REBALANCING"
@@ -34,7 +35,7 @@ class ClientState(enum.Enum):
 
 
 class IllegalStateError(EverflowError):
-    """An instance cannot do this in its state; the message names the state in which it can."""
+    """The instance's state does not allow this call; the message names the state that does."""
 
     code = "EF-ILLEGAL-STATE"
 

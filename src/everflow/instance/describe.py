@@ -29,14 +29,14 @@ from everflow.topology.subtopologies import cut
 
 @dataclass(frozen=True, kw_only=True)
 class TaskStatus:
-    """One task on this instance.
+    """Role, state and lag of one task on this instance.
 
     ``state`` is CREATED while an assigned task waits for its stream thread or the state updater,
-    SUSPENDED while a revoked one is handed over. ``lag``: input records that wait, of a running
-    active task; else offsets of its changelogs that its replica lacks; None: not known yet.
-    ``rate``: records/s that the replica gets. ``remaining_s``: until it is complete at that rate;
-    None: not known, 0: complete. ``copied``: offsets that it has; None for a running active task.
-    ``trouble``: why it makes no progress; None if it does."""
+    SUSPENDED while a revoked task is handed over. ``lag``: of a running active task the input
+    records not processed yet, else the changelog offsets that its replica lacks; None: not known
+    yet. ``rate``: records/s that the replica reads. ``remaining_s``: seconds until the replica is
+    complete at that rate; None: not known, 0: complete. ``copied``: offsets that the replica has;
+    None for a running active task. ``trouble``: why the task makes no progress; None if it does."""
 
     role: TaskRole
     state: TaskState

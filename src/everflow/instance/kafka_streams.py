@@ -88,7 +88,8 @@ END_S = 60.0
 
 
 class KafkaStreams(InteractiveQueries, Telling):
-    """Runs a topology, once. One object is one instance: a member of the group ``application.id``.
+    """Runs a topology once. One object is one instance: a member of the consumer group
+    ``application.id``.
 
         KafkaStreams(builder.build(), application_id="delays",
         bootstrap_servers="broker:9092").run()
@@ -139,12 +140,13 @@ class KafkaStreams(InteractiveQueries, Telling):
         """When it was last displayed (s), and how many records had been processed by then."""
 
     def start(self) -> None:
-        """Check what can be checked, join the group, start the threads; returns before tasks run.
+        """Check settings, topics and the state folder, join the group and start the threads;
+        returns before tasks run.
 
         Raises ConfigError, StateLockedError, StateFormatError, StateDiskError, TaskTimeoutError (no
         broker within ``task.timeout.ms``), TopologyError (topics), InternalTopicError,
-        OffsetsExpiredError, StoreLayoutError, SetupError: then the state is ERROR. Closed meanwhile
-        it returns early; interrupted (Ctrl-C) it raises KeyboardInterrupt: state NOT_RUNNING."""
+        OffsetsExpiredError, StoreLayoutError, SetupError: the state is then ERROR. Returns early if
+        the instance is closed meanwhile. Ctrl-C raises KeyboardInterrupt: state NOT_RUNNING."""
         self._require_created("the instance is started")
         install()
         share_one_area()
@@ -167,17 +169,17 @@ class KafkaStreams(InteractiveQueries, Telling):
         timeout: float | str | timedelta | None = None,
         collect: str | Sequence[str] | None = None,
     ) -> Any:
-        """`start`, then block until SIGINT, SIGTERM or SIGHUP ends the instance in order, as
-        `close` does with ``leave_group``, and return; a second signal ends the draining and the
-        batches in flight (docs/STOPPING.md). Raises the error that stopped the instance otherwise.
-        Signals reach it only on the main thread; a SIGHUP that is ignored (``nohup``) or has a
-        handler of the program's own does not.
+        """`start`, then block until SIGINT, SIGTERM or SIGHUP. The first signal stops the instance
+        as `close` does with ``leave_group``, and ``run`` returns; a second one ends the draining
+        and the batches in flight (docs/STOPPING.md). Raises the error if an error stopped the
+        instance. Signals work only if ``run`` is called on the main thread; a SIGHUP that is
+        ignored (``nohup``) or that the program handles itself does not stop the instance.
 
         It also ends once at least ``count`` records were written to the output topics and committed
-        (those of ``collect``, or all that have a name), and ``timeout`` after the start (seconds,
-        ``"30 seconds"`` or a timedelta). ``collect``: an output topic; the call returns the records
-        that it got meanwhile, from others too, as a list of tuples ``key, value, timestamp``, by
-        partition; a list of topics gives a dict of lists."""
+        (to the topics in ``collect``, or to all with a fixed name), and ``timeout`` after the start
+        (seconds, ``"30 seconds"`` or a timedelta). ``collect``: an output topic; the call returns
+        the records written to it meanwhile, by other programs too, as a list of tuples ``key,
+        value, timestamp``, by partition. For a list of topics it returns a dict of lists."""
         try:
             bound = bounded_run(self._topology, self.config, count, timeout, collect)
             if bound is None:
@@ -192,12 +194,13 @@ class KafkaStreams(InteractiveQueries, Telling):
     @staticmethod
     def running(application_id: str | None = None) -> list[KafkaStreams]:
         """The instances, of one application or of all, that were started in this process and have
-        not begun to end. ``KafkaStreams.running()[0].close()`` ends one without a variable."""
+        not begun to stop. ``KafkaStreams.running()[0].close()`` closes one that no variable
+        holds."""
         found = _unclosed.running()
         return [one for one in found if application_id in (None, one.config.application_id)]
 
     def all_tasks(self) -> dict[TaskId, TaskStatus]:
-        """Every task on this instance, for operators: its role, state, how far behind it is."""
+        """Role, state and lag of every task on this instance, by task id."""
         instance = self._life.instance
         if instance is None:
             return {}
@@ -222,8 +225,8 @@ class KafkaStreams(InteractiveQueries, Telling):
         )
 
     def metrics(self) -> dict[str, float | str]:
-        """Counters since the start, the present lag (records; NaN while it is not known) and
-        restore progress, by the names in `everflow.metrics`."""
+        """Counters since the start, the present lag (records; NaN while unknown) and the restore
+        progress, by their names in `everflow.metrics`."""
         values: dict[str, float | str] = {**self._metrics.snapshot()}
         values[names.CLIENT_STATE] = self.state.name
         instance = self._life.instance
@@ -238,12 +241,12 @@ class KafkaStreams(InteractiveQueries, Telling):
         return values
 
     def restoring(self) -> float | None:
-        """Restored share (0 to 1) of the stores being restored; None when none is."""
+        """Restored share (0 to 1) of the stores that are being restored; None if no store is."""
         return self._tracker.fraction()
 
     @property
     def http_address(self) -> str | None:
-        """host:port of `/metrics` and the like (``http.listen``); None: nowhere, or not yet."""
+        """``host:port`` of the HTTP server (``http.listen``); None if there is none, or not yet."""
         return None if self._observer is None else self._observer.address
 
     def _introduction(self, program: str = "") -> str:
@@ -253,27 +256,29 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     @property
     def state(self) -> ClientState:
-        """The instance's `ClientState` at this moment; any thread may ask."""
+        """The instance's present `ClientState`; may be read from any thread."""
         return self._life.states.state
 
     @property
     def error(self) -> EverflowError | None:
-        """The error behind state ERROR; in state NOT_RUNNING that of the shutdown, if it failed."""
+        """The error that led to state ERROR; in state NOT_RUNNING the shutdown's error, if it
+        failed."""
         return self._life.error
 
     def set_state_listener(self, listener: StateListener) -> None:
-        """``listener(new, old)`` on every change, on the thread that made it: return quickly.
-        Before `start` only."""
+        """Call ``listener(new, old)`` on every change of state, on the thread that made it: return
+        quickly. Only before `start`."""
         self._require_created("a state listener is set")
         self._life.states.listener = listener
 
     def set_global_state_restore_listener(self, listener: RestoreListener) -> None:
-        """Told of every restore, on the restore threads. Before `start` only."""
+        """Call ``listener`` for every restore, on the restore threads. Only before `start`."""
         self._require_created("a restore listener is set")
         self._tracker.listener = listener
 
     def set_standby_update_listener(self, listener: StandbyUpdateListener) -> None:
-        """Told of standby tasks (KIP-988), on the state updater's thread. Before `start` only."""
+        """Call ``listener`` for standby tasks (KIP-988), on the state updater's thread. Only before
+        `start`."""
         self._require_created("a standby update listener is set")
         self._standby_listener = listener
 
@@ -284,16 +289,17 @@ class KafkaStreams(InteractiveQueries, Telling):
         most: int = MOST_REPLACEMENTS,
         within: Duration = REPLACED_WITHIN_MS,
     ) -> None:
-        """``handler(error)`` decides, on the failing thread, what happens to a stream thread that
-        cannot go on (KIP-671; design note 047). Before `start` only.
+        """``handler(error)`` decides what happens to a stream thread that cannot continue; it is
+        called on that thread (KIP-671; design note 047). Only before `start`.
 
-        REPLACE_THREAD: the thread begins anew. The task at fault rests meanwhile (1 s, twice as
-        long each time, a minute at most; all of the thread's tasks where that is not known), the
-        others go on. So at most ``most`` times ``within`` a time (text such as ``"10 minutes"``, ms
-        or a timedelta), and only for causes that may pass; then the instance ends. SHUTDOWN_CLIENT:
-        it ends in state ERROR, as without a handler or if that raises. SHUTDOWN_APPLICATION: all
-        instances end, as after `shut_down_application`. Raises IllegalStateError after the start,
-        ConfigError if ``most`` is below 1, TopologyError for a wrong duration."""
+        REPLACE_THREAD: the thread is replaced, only for errors that may pass, and at most ``most``
+        times ``within`` a time (text such as ``"10 minutes"``, ms or a timedelta); after that the
+        instance ends. Meanwhile the failed task waits (1 s, twice as long each time, at most a
+        minute); if it is unknown, all tasks of the thread wait. Other tasks continue.
+        SHUTDOWN_CLIENT: the instance ends in state ERROR, as without a handler or if the handler
+        raises. SHUTDOWN_APPLICATION: all instances end, as after `shut_down_application`. Raises
+        IllegalStateError after the start, ConfigError if ``most`` is below 1, TopologyError for a
+        wrong duration."""
         self._require_created("an uncaught exception handler is set")
         if most < 1:
             raise ConfigError(
@@ -304,15 +310,15 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._uncaught = replace(self._uncaught, handler=handler, limits=limits)
 
     def pause(self) -> None:
-        """Process nothing, restore nothing, let standbys follow nothing, on this instance, until
-        `resume` (KIP-834).
+        """Pause this instance until `resume` (KIP-834): it processes nothing, restores nothing and
+        updates no standby.
 
-        Batches in flight end and commit. It stays a member and keeps tasks and state; new tasks are
-        paused, too. May be called before `start`; the next process does not remember it."""
+        Batches in flight end and commit. The instance stays a member and keeps tasks and state; new
+        tasks are paused, too. May be called before `start`. A restart ends the pause."""
         self._pause.pause()
 
     def resume(self) -> None:
-        """End a `pause`: everything goes on from where it stopped. Without one nothing happens."""
+        """End a `pause`: the instance continues where it stopped. Does nothing without a pause."""
         self._pause.resume()
 
     def is_paused(self) -> bool:
@@ -320,43 +326,43 @@ class KafkaStreams(InteractiveQueries, Telling):
         return self._pause.paused
 
     def add_stream_thread(self) -> str | None:
-        """Add a stream thread (KIP-663). Returns its name once it has its share of this instance's
-        tasks, or is about to get it.
+        """Add a stream thread (KIP-663). Returns its name once the thread has its share of this
+        instance's tasks, or is about to get it.
 
-        Its workers start first, for some seconds. Tasks go to it between two batches, without a
-        restore. The next process starts with ``num.stream.threads`` again. None if the instance
+        Starting its workers takes some seconds. Tasks move to the thread between two batches,
+        without a restore. A restart uses ``num.stream.threads`` again. Returns None if the instance
         ends meanwhile, or the workers did not start within a minute. Raises IllegalStateError if
         the instance does not run, or Spark has no task slot left."""
         return self._member("no stream thread can be added").thread_count.add()
 
     def remove_stream_thread(self, timeout: float | None = None) -> str | None:
-        """Remove the stream thread that was added last (KIP-663). Returns its name when it has
-        ended; None if the instance ends meanwhile.
+        """Remove the stream thread that was added last (KIP-663). Returns its name once the thread
+        has ended; None if the instance ends meanwhile.
 
-        Its tasks go to the others after the batch in flight, without a restore. Raises
+        Its tasks move to the other threads after the batch in flight, without a restore. Raises
         IllegalStateError if the instance does not run or has one thread only; TaskTimeoutError if
         that batch takes longer than ``timeout`` seconds (None: no limit): the thread then stays."""
         return self._member("no stream thread can be removed").thread_count.remove(timeout)
 
     def shut_down_application(self) -> None:
-        """End all instances of the application, for a fault that no restart mends (KIP-671).
+        """Stop all instances of the application, for an error that no restart repairs (KIP-671).
 
-        The request goes out with the next rebalance, which is asked for at once. Each ends in state
-        ERROR, with a ShutdownRequestedError that names this instance; none drains, all leave the
-        group. Does not wait for them. Later instances run. Raises IllegalStateError if this one is
-        not a member of the group."""
+        The request is sent with a rebalance, which starts at once. Each instance ends in state
+        ERROR, with a ShutdownRequestedError that names this one; no instance drains, all leave the
+        group. Does not wait for them. Instances started later run. Raises IllegalStateError if this
+        instance is not a member of the group."""
         instance = self._member("the others cannot be asked to end: that goes through the group")
         log.error("The whole application is asked to shut down")
         instance.member.shut_down_application()
 
     def clean_up(self) -> None:
-        """Delete this instance's stores; the next start restores them from their changelogs. Before
-        `start` or after the end only.
+        """Delete this instance's stores; the next start restores them from their changelogs. Only
+        before `start` or after the instance has stopped.
 
-        The folder keeps what names the instance and its transactions, which the next start ends.
-        Raises IllegalStateError while the instance runs; StateLockedError if another process works
-        on the folder; StateFormatError if it belongs to another application or a later release;
-        StateDiskError."""
+        The folder keeps the ids of the instance and of its transactions, which the next start ends.
+        Raises IllegalStateError while the instance runs; StateLockedError if another process uses
+        the folder; StateFormatError if the folder belongs to another application or a later
+        release; StateDiskError."""
         if self.state is not ClientState.CREATED and self.state not in ENDED:
             raise IllegalStateError(
                 f"In state {self.state.name} the stores are in use: clean up before the start, or "
@@ -390,24 +396,26 @@ class KafkaStreams(InteractiveQueries, Telling):
             )
 
     def __enter__(self) -> KafkaStreams:
-        """``with KafkaStreams(...) as streams:`` closes at its end; `start` is called inside."""
+        """``with KafkaStreams(...) as streams:`` closes at its end; call `start` in the block."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """`close`. If the block ended well and the instance did not, raises what stopped it."""
+        """`close`. Raises the error that stopped the instance, unless the block itself raised."""
         self.close()
         if kind is None and self.error is not None:
             raise self.error
 
     def close(self, timeout: float = 60.0, leave_group: bool | None = None) -> bool:
-        """Hand the tasks over, finish the batches in flight, commit, leave the group, release the
-        folder; False if that took more than ``timeout`` seconds (it goes on in the background).
+        """Stop the instance: migrate the tasks, finish the batches in flight, commit, leave the
+        group and release the state folder. Returns False if that took more than ``timeout``
+        seconds; it then continues in the background.
 
-        ``leave_group`` None: a dynamic member drains (every task is processed here until another
-        instance has a hot copy of it, at most ``drain.timeout.ms`` and most of ``timeout``) and
-        leaves; a static one (``group.instance.id``) stays in the group, silently. True: drain and
-        leave, also a static one. False: stay silent, also a dynamic one (KIP-812). A `start` in
-        another thread gives up and returns; the state is NOT_RUNNING."""
+        ``leave_group`` None: a dynamic member drains and leaves; a static one
+        (``group.instance.id``) stays in the group without a heartbeat. True: any member drains and
+        leaves. False: any member stays in the group (KIP-812). To drain is to process every task
+        until another instance has a caught-up replica of it, for at most ``drain.timeout.ms`` and
+        most of ``timeout``. A `start` in another thread stops and returns; the state is
+        NOT_RUNNING."""
         self._begin_close(timeout, leave_group)
         return self._life.states.wait_ended(timeout)
 
@@ -530,8 +538,8 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     @property
     def query_address(self) -> str | None:
-        """host:port where stores can be asked (``application.server``), by ``query.listen`` or by a
-        service of your own; None: nowhere, or not yet."""
+        """``application.server``: the ``host:port`` at which ``query.listen`` or your own service
+        answers queries for this instance; None if there is none, or not yet."""
         return self.config.application_server or None
 
     def _release(self, directory: StateDirectory, clean: bool) -> None:

@@ -37,31 +37,31 @@ def read_state(
     folder: str | Path | None = None,
     **settings: Any,
 ) -> DataFrame:
-    """A store as its changelog says that it was, as a DataFrame; no instance needs to run.
+    """The content of a store at a point of its changelog, as a DataFrame; no instance needs to run.
 
         read_state(builder.build(), "counts", "2026-11-21T21:00:00Z", application_id="shop",
         bootstrap_servers="localhost:9092")
 
-    Columns: ``key``, ``value``, ``timestamp`` and ``partition``, of the types of the table's
-    serdes; of windows and sessions ``window_start`` and ``window_end``; of versioned stores
-    ``valid_from`` and ``valid_to`` (null: the latest) instead of ``timestamp``, a row a version.
+    Columns: ``key``, ``value``, ``timestamp`` and ``partition``, with the types of the table's
+    serdes; for windows and sessions also ``window_start`` and ``window_end``; for versioned stores
+    ``valid_from`` and ``valid_to`` (null: the latest) instead of ``timestamp``, a row per version.
 
     Args:
-        topology: as it is run; its serdes read the bytes.
-        store: as in the topology.
-        at: None: the end; a time (ms, ISO 8601 or a datetime, UTC where it names no zone): what the
-        log had before its first record of that time or later; offsets by partition, of which the
-        others are left out.
+        topology: the program as it is run; its serdes decode the store.
+        store: the store's name in the topology.
+        at: None: the end; a time (ms, ISO 8601 or a datetime, UTC without a zone): the log before
+        its first record of that time or later; offsets by partition (partitions without an offset
+        are left out).
         spark: by default everflow's session.
-        folder: for temporary files, by default TMPDIR: the largest partition while it is read, and
-        the rows as Parquet until this process ends.
-        settings: those of `KafkaStreams`, ``application_id`` and ``bootstrap_servers`` at least.
+        folder: for temporary files, by default TMPDIR. It contains the largest partition while that
+        is read, and the rows as Parquet until this process ends.
+        settings: of `KafkaStreams`, at least ``application_id`` and ``bootstrap_servers``.
 
-    What compaction has removed cannot be shown; where that may be, a warning says so. Committed
-    records only. Blocks until all is read. Raises StoreNotFoundError; NoChangelogError;
-    StatePointError for a point that the log does not have; SerdeError for bytes that the serdes do
-    not read, with topic, partition and offset; StateDiskError; TaskTimeoutError if no broker
-    answers within 20 seconds, RetriableError if they cease to.
+    Values that compaction has removed are missing; a warning is logged if that may be so. Reads
+    committed records only. Blocks until all is read. Raises StoreNotFoundError; NoChangelogError;
+    StatePointError for a point that the log does not have; SerdeError, with topic, partition and
+    offset, for bytes that the serdes cannot decode; StateDiskError; TaskTimeoutError if no broker
+    answers within 20 seconds, RetriableError if the brokers stop answering.
     """
     return _frame(lambda reader: reader.rows(at), topology, store, spark, folder, settings)
 
@@ -76,12 +76,12 @@ def diff_state(
     folder: str | Path | None = None,
     **settings: Any,
 ) -> DataFrame:
-    """The keys of a store whose values are not the same at two points of its changelog.
+    """The keys of a store whose values differ between two points of its changelog, as a DataFrame.
 
-    Columns: those of the key as in `read_state`, ``change`` ("added", "changed", "removed", or
-    "expired" for windows that the retention has ended), ``old_value``, ``new_value``,
-    ``old_timestamp``, ``new_timestamp``, ``partition``. Of a versioned store the latest versions
-    are compared. Points, other arguments and errors as of `read_state`.
+    Columns: the key's columns as in `read_state`, ``change`` ("added", "changed", "removed", or
+    "expired" for windows whose retention is over), ``old_value``, ``new_value``,
+    ``old_timestamp``, ``new_timestamp``, ``partition``. Versioned stores: the latest versions are
+    compared. Points, other arguments and errors as in `read_state`.
     """
     return _frame(
         lambda reader: reader.difference(first, second), topology, store, spark, folder, settings

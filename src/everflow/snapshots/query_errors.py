@@ -6,29 +6,29 @@ from everflow.errors import EverflowError
 
 
 class StoreNotFoundError(EverflowError, code="EF-NO-STORE"):
-    """The topology has no such store; the message lists those it has."""
+    """The topology has no store of this name; the message lists the stores it has."""
 
 
 class StoreKindError(EverflowError, AttributeError, code="EF-STORE-KIND"):
-    """A query that this kind of store does not have (`fetch` of a key-value store, `range` of a
-    window store)."""
+    """This kind of store has no such query (`fetch` of a key-value store, `range` of a window
+    store)."""
 
 
 class InvalidStateStoreError(EverflowError, code="EF-STATE-UNAVAILABLE"):
-    """The content cannot be read here now (Kafka Streams' InvalidStateStoreException); its
-    subclasses say why.
+    """The store cannot be read on this instance now (Kafka Streams' InvalidStateStoreException);
+    the subclass gives the reason.
 
-    Raised itself where the instance does not run.
+    Raised as such if the instance does not run.
     """
 
 
 class StateMovingError(InvalidStateStoreError, code="EF-STATE-MOVING"):
-    """A task is being handed over or restored: the same query succeeds soon. Retry after asking for
-    the metadata anew."""
+    """The store's task is being migrated or restored: the same query succeeds soon. Request the
+    metadata again, then retry."""
 
 
 class StateElsewhereError(InvalidStateStoreError, code="EF-STATE-ELSEWHERE"):
-    """Another instance has the key or partition.
+    """The key or partition belongs to another instance.
 
     Attributes: partition; host: the owner's ``application.server``, None where it has none or is
     not known.
@@ -40,7 +40,7 @@ class StateElsewhereError(InvalidStateStoreError, code="EF-STATE-ELSEWHERE"):
 
 
 class StaleStateError(InvalidStateStoreError, code="EF-STATE-STALE"):
-    """The copy here lags further behind the changelog than the query allows.
+    """The replica on this instance lags its changelog by more than the query allows.
 
     Attributes: partition; lag and max_lag in offsets of the changelog.
     """

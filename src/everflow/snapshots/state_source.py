@@ -130,18 +130,18 @@ LOAD_TIMEOUT_S = 300.0
 
 
 class EverflowStateSource(DataSource):
-    """The Spark data source ``everflow-state``: a store of an application as a DataFrame.
+    """The Spark data source ``everflow-state``: reads a store of an application as a DataFrame.
 
         spark.dataSource.register(EverflowStateSource)
         spark.read.format("everflow-state").option("topology", "shop:builder") \\
             .option("application.id", "shop").option("bootstrap.servers", "localhost:9092") \\
             .option("store", "counts").option("at", "2026-11-21T21:00:00Z").load()
 
-    Columns, points and what compaction forgets are those of `read_state`, and with ``diff.from``
-    and ``diff.to`` of `diff_state`. ``load()`` decides what is read of each partition of the
-    changelog; every action on the DataFrame then reads that, a Spark task for each partition, on
-    any master. Spark makes one for each ``load()``, of one thread. docs/QUERIES.md has the options;
-    each of them that is wrong is named by the error.
+    Columns, points and the limits of compaction are those of `read_state`; with ``diff.from`` and
+    ``diff.to`` those of `diff_state`. ``load()`` fixes the offsets to read in each partition of the
+    changelog; every action on the DataFrame reads these offsets, with a Spark task per partition,
+    on any master. Spark makes one source per ``load()``, for one thread. docs/QUERIES.md has the
+    options; an error names each wrong option.
     """
 
     _stores: ClassVar[PickledObjects | None] = None
@@ -149,19 +149,19 @@ class EverflowStateSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name for ``format``: ``everflow-state``."""
+        """The name to pass to ``format``: ``everflow-state``."""
         return "everflow-state"
 
     @classmethod
     def of(cls, topology: Topology, **settings: Any) -> type[EverflowStateSource]:
-        """The source with the stores of one program, which then needs no option ``topology``.
+        """A source with the stores of ``topology``, which needs no option ``topology``.
 
             spark.dataSource.register(EverflowStateSource.of(builder.build(),
             application_id="shop", bootstrap_servers="localhost:9092"))
 
-        For a program that is in no module, such as a notebook's. ``settings``: those of
-        `KafkaStreams`, ``application_id`` and ``bootstrap_servers`` at least; options may add to
-        them. Raises ConfigError.
+        For a program that is in no module, such as in a notebook. ``settings``: the settings of
+        `KafkaStreams`, at least ``application_id`` and ``bootstrap_servers``; options may add more.
+        Raises ConfigError.
         """
         config = StreamsConfig(settings)
         stores = logged_stores(topology, config.application_id, config.optimization)
@@ -174,11 +174,13 @@ class EverflowStateSource(DataSource):
         return OfProgram
 
     def schema(self) -> StructType:
-        """The columns, by the store's serdes and kind. Asks the brokers what there is to read."""
+        """The columns, from the store's serdes and kind. Asks the brokers for the offsets to
+        read."""
         return self._reader.spark_schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Reads what `schema` has found. ConfigError for another schema than the store's."""
+        """The reader of the offsets that `schema` found. Raises ConfigError if `schema` is not the
+        store's."""
         if schema != self._reader.spark_schema:
             raise ConfigError(
                 "The columns are the store's: leave .schema(...) out, and select behind load()."

@@ -316,8 +316,8 @@ def session(
     slots: int | None = None,
     conf: Mapping[str, object] | None = None,
 ) -> SparkSession:
-    """A SparkSession of your own, in the Spark that everflow uses; starts it with everflow's
-    settings unless one runs.
+    """A SparkSession of your own in everflow's Spark application, which is started with everflow's
+    settings unless Spark runs already.
 
         spark = everflow.session("shop", slots=8, conf={"spark.driver.memory": "4g", "spark.jars":
         "own.jar"})

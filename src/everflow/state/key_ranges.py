@@ -130,14 +130,14 @@ class StoreReads:
     _keys: Serde
 
     def all(self) -> Iterator[tuple[Any, Any]]:
-        """Key and value of every entry, in the order of the store's bytes: those of the key, and
-        behind them the times of a window or session. So those of one key are in order of time;
-        where its bytes begin those of another key (``b`` and ``b\\0``), that one's may lie between
-        them, as in Kafka Streams. A query gives one partition after the other."""
+        """Key and value of every entry, in the order of the store's bytes: the key's bytes, then
+        the times of a window or session. Entries of one key are thus in order of time. If one key's
+        bytes are a prefix of another's (``b`` and ``b\\0``), their entries may be mixed, as in
+        Kafka Streams. A query returns one partition after the other."""
         return self._scan(None, None)
 
     def reverse_all(self) -> Iterator[tuple[Any, Any]]:
-        """`all` in the opposite order (a query: within each partition)."""
+        """`all` in reverse order (a query: within each partition)."""
         return self._scan(None, None, reverse=True)
 
     def _key(self, key: Any) -> bytes:
@@ -168,16 +168,17 @@ class KeyReads(StoreReads):
     """Of a key-value store."""
 
     def range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
-        """``(key, value)`` with ``first <= key <= last`` by key bytes; None leaves a side open."""
+        """``(key, value)`` of the keys ``first <= key <= last`` (as bytes); None leaves a side
+        open."""
         return self._scan(*self._bounds(first, last))
 
     def reverse_range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
-        """`range`, from ``last`` down to ``first``."""
+        """As `range`, from ``last`` down to ``first``."""
         return self._scan(*self._bounds(first, last), reverse=True)
 
     def prefix_scan(self, prefix: Any) -> Iterator[tuple[Any, Any]]:
-        """``(key, value)`` whose key bytes begin with ``prefix``: bytes, or a value that the key's
-        serde writes (text for text keys)."""
+        """``(key, value)`` of the keys whose bytes begin with ``prefix``: bytes, or a value that
+        the key's serde encodes (text for text keys)."""
         start = bytes(prefix) if isinstance(prefix, bytes | bytearray) else self._key(prefix)
         return self._scan(start, after_prefix(start))
 
@@ -221,32 +222,33 @@ class WindowReads(TimedReads):
     def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Found]: ...
 
     def fetch(self, key: Any, time_from: int, time_to: int | None = None) -> Any:
-        """The windows of one key, in order of time; with one time `fetch_window`."""
+        """The windows of one key, in order of time. With one time: as `fetch_window`."""
         if time_to is None:
             return self.fetch_window(key, time_from)
         return self._of(key, time_from, time_to)
 
     def backward_fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Found]:
-        """`fetch`, the latest window first."""
+        """As `fetch`, the latest window first."""
         return self._of(key, time_from, time_to, reverse=True)
 
     def fetch_all(self, time_from: int, time_to: int) -> Iterator[Found]:
-        """Windows of all keys in an interval of time, in the order of `all`. On its way it passes
-        the windows of other times."""
+        """Windows of all keys that start in an interval, in the order of `all`. Scans the whole
+        store."""
         return self._between(None, None, time_from, time_to)
 
     def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[Found]:
-        """`fetch_all` in the opposite order."""
+        """As `fetch_all`, in reverse order."""
         return self._between(None, None, time_from, time_to, reverse=True)
 
     def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[Found]:
-        """`fetch_all` of the keys ``first <= key <= last`` by bytes; None leaves a side open."""
+        """As `fetch_all`, of the keys ``first <= key <= last`` (as bytes); None leaves a side
+        open."""
         return self._between(first, last, time_from, time_to)
 
     def backward_fetch_range(
         self, first: Any, last: Any, time_from: int, time_to: int
     ) -> Iterator[Found]:
-        """`fetch_range` in the opposite order."""
+        """As `fetch_range`, in reverse order."""
         return self._between(first, last, time_from, time_to, reverse=True)
 
     def _decode_key(self, stored_key: bytes) -> Windowed:
@@ -265,37 +267,39 @@ class SessionReads(TimedReads):
         return self._of(key, 0, TIME_MAX)
 
     def backward_fetch(self, key: Any) -> Iterator[Found]:
-        """`fetch`, the latest session first."""
+        """As `fetch`, the latest session first."""
         return self._of(key, 0, TIME_MAX, reverse=True)
 
     def find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[Found]:
-        """The sessions of one key that touch an interval of time, in the order of their ends."""
+        """The sessions of one key that end at ``earliest_end`` or later and start at
+        ``latest_start`` or earlier, in the order of their ends."""
         return self._of(key, earliest_end, latest_start)
 
     def backward_find_sessions(
         self, key: Any, earliest_end: int, latest_start: int
     ) -> Iterator[Found]:
-        """`find_sessions`, the latest session first."""
+        """As `find_sessions`, the latest session first."""
         return self._of(key, earliest_end, latest_start, reverse=True)
 
     def fetch_range(self, first: Any, last: Any) -> Iterator[Found]:
-        """All sessions of the keys ``first <= key <= last`` by bytes; None leaves a side open."""
+        """All sessions of the keys ``first <= key <= last`` (as bytes); None leaves a side open."""
         return self._between(first, last, 0, TIME_MAX)
 
     def backward_fetch_range(self, first: Any, last: Any) -> Iterator[Found]:
-        """`fetch_range` in the opposite order."""
+        """As `fetch_range`, in reverse order."""
         return self._between(first, last, 0, TIME_MAX, reverse=True)
 
     def find_sessions_range(
         self, first: Any, last: Any, earliest_end: int, latest_start: int
     ) -> Iterator[Found]:
-        """`find_sessions` of the keys ``first <= key <= last`` by bytes."""
+        """As `find_sessions`, of the keys ``first <= key <= last`` (as bytes); None leaves a side
+        open."""
         return self._between(first, last, earliest_end, latest_start)
 
     def backward_find_sessions_range(
         self, first: Any, last: Any, earliest_end: int, latest_start: int
     ) -> Iterator[Found]:
-        """`find_sessions_range` in the opposite order."""
+        """As `find_sessions_range`, in reverse order."""
         return self._between(first, last, earliest_end, latest_start, reverse=True)
 
     def _decode_key(self, stored_key: bytes) -> Windowed:

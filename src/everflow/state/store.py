@@ -60,7 +60,8 @@ class VersionsView(Protocol):
 
 
 class VersionedRecord(NamedTuple):
-    """A value that is valid from ``timestamp`` (ms) until before ``valid_to``; None: the latest."""
+    """A value that is valid from ``timestamp`` (ms) until before ``valid_to`` (None: it is the
+    latest)."""
 
     value: Any
     timestamp: int

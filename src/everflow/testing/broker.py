@@ -86,8 +86,8 @@ def new_cluster_id() -> str:
 
 
 class EmbeddedBroker:
-    """A single-node Kafka broker, up within a few seconds and gone with the process that started
-    it.
+    """A single-node Kafka broker that starts within a few seconds and ends with the process that
+    started it.
 
     ::
 
@@ -100,16 +100,16 @@ class EmbeddedBroker:
     folder is deleted.
 
     Args:
-        data_folder: of topics and ``broker.log``; kept, and used again if it holds a broker's data.
+        data_folder: for topics and ``broker.log``; kept, and reused if it holds a broker's data.
             None: a temporary folder, deleted by ``close``.
-        host: the address of this machine that clients come in at, without ``security``.
+        host: the address of this machine that clients connect to, without ``security``.
         port: the port clients connect to; None: a free one.
-        heap: the broker's largest heap, in Java's notation; its JVM also hears ``KAFKA_OPTS``.
-        config: broker settings over ours.
-        security: clients come in with a password over TLS (``bootstrap_servers``) or a
-            certificate (``mutual_servers``); see `BrokerSecurity`. None: anybody.
-        cluster_id: of the cluster that it is a node of (`EmbeddedCluster`); None: of its own.
-        progress: gets a line when jars are downloaded.
+        heap: the broker's largest heap, in Java's notation; its JVM also reads ``KAFKA_OPTS``.
+        config: broker settings that override the defaults.
+        security: clients need a password over TLS (``bootstrap_servers``) or a certificate
+            (``mutual_servers``); see `BrokerSecurity`. None: anybody may connect.
+        cluster_id: id of the broker's cluster (`EmbeddedCluster`); None: a new one.
+        progress: called with a line when jars are downloaded.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class EmbeddedBroker:
         self.close()
 
     def start(self) -> EmbeddedBroker:
-        """Start and wait until clients can use it; does nothing if it runs.
+        """Start the broker and wait until clients can use it; does nothing if it runs.
 
         Raises:
             SetupError: no Java, no jars, no free port, another broker on the folder, or the broker
@@ -202,7 +202,7 @@ class EmbeddedBroker:
             yield file.fileno()
 
     def stop(self) -> None:
-        """Shut down in order (SIGTERM), by force after 20 s; data and ports are kept."""
+        """Shut the broker down (SIGTERM; by force after 20 s); data and ports are kept."""
         self._end("TERM", _STOP_TIMEOUT_S)
 
     def kill(self) -> None:
@@ -210,12 +210,12 @@ class EmbeddedBroker:
         self._end("KILL", _STOP_TIMEOUT_S)
 
     def restart(self) -> EmbeddedBroker:
-        """Stop it if it runs, then start on the same data and ports."""
+        """Stop the broker if it runs, then start it on the same data and ports."""
         self.stop()
         return self.start()
 
     def pause(self) -> None:
-        """Freeze the broker (SIGSTOP): its connections stay open without answers."""
+        """Freeze the broker (SIGSTOP): its connections stay open but get no responses."""
         self._say("STOP")
 
     def resume(self) -> None:
@@ -223,7 +223,8 @@ class EmbeddedBroker:
         self._say("CONT")
 
     def close(self) -> None:
-        """Stop, and delete a temporary data folder (it ends by SIGKILL then)."""
+        """Stop the broker. With a temporary data folder it is killed (SIGKILL) and the folder
+        deleted."""
         if self._keep_data:
             self.stop()
         else:
@@ -239,25 +240,26 @@ class EmbeddedBroker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """``host:port`` for clients, unchanged over restarts; SetupError before the start."""
+        """``host:port`` for clients, the same after a restart. Raises SetupError before the
+        start."""
         return self._address(self._doors[0])
 
     @property
     def mutual_servers(self) -> str:
-        """``host:port`` for clients with a certificate; SetupError before the start, and for a
-        broker that is not a secure one."""
+        """``host:port`` for clients with a certificate. Raises SetupError before the start, or
+        without `BrokerSecurity`."""
         if self._security is None:
             raise SetupError("the embedded broker asks for no certificates", code="EF-BROKER")
         return self._address(MUTUAL)
 
     @property
     def security_folder(self) -> Path:
-        """The folder of a secure broker's ``ca.pem``, and ``client.pem`` for a client."""
+        """The folder with a secure broker's ``ca.pem`` and a client's ``client.pem``."""
         return self.data_folder / "security"
 
     @property
     def inside_servers(self) -> str:
-        """``host:port`` without security, with all rights; SetupError before the start."""
+        """``host:port`` without security, with all rights. Raises SetupError before the start."""
         return self._address(INSIDE)
 
     def _address(self, door: str) -> str:
@@ -272,7 +274,7 @@ class EmbeddedBroker:
 
     @property
     def data_folder(self) -> Path:
-        """The folder with topics and log; known once started, SetupError before."""
+        """The folder with topics and log. Raises SetupError before the start."""
         if self._folder is None:
             raise SetupError(
                 "the embedded broker has no data folder before start()", code="EF-BROKER"
@@ -281,7 +283,7 @@ class EmbeddedBroker:
 
     @property
     def log_path(self) -> Path:
-        """The broker's own log: warnings and errors."""
+        """The file of the broker's own log: warnings and errors."""
         return self.data_folder / "broker.log"
 
     def create_topic(
@@ -292,9 +294,9 @@ class EmbeddedBroker:
         *,
         timeout_s: float = 30.0,
     ) -> None:
-        """Create a topic and wait until every partition has a leader. Raises FatalError where the
-        broker refuses it, RetriableError where none answers, TimeoutError for no leaders in
-        time."""
+        """Create a topic and wait until every partition has a leader. Raises FatalError if the
+        broker refuses the topic, RetriableError if no broker answers, TimeoutError if a partition
+        has no leader in time."""
         how = {"num_partitions": partitions, "replication_factor": 1, "configs": config or {}}
         _answer(self.inside_servers, lambda admin: admin.create_topics({name: how}), timeout_s)
 
@@ -499,7 +501,7 @@ _READY_S = 180.0
 
 
 class EmbeddedCluster:
-    """Three brokers on one machine (KRaft, replication 3, two replicas have to have a record).
+    """Three brokers on one machine (KRaft; replication factor 3, ``min.insync.replicas`` 2).
 
     ::
 
@@ -554,7 +556,7 @@ class EmbeddedCluster:
         self.close()
 
     def start(self) -> EmbeddedCluster:
-        """Start all three at the same time; raises as `EmbeddedBroker.start`."""
+        """Start all three brokers at the same time. Raises the errors of `EmbeddedBroker.start`."""
         with ThreadPoolExecutor(len(self.brokers)) as pool:
             for started in [pool.submit(broker.start) for broker in self.brokers]:
                 started.result()
@@ -562,13 +564,13 @@ class EmbeddedCluster:
         return self
 
     def close(self) -> None:
-        """Stop them and delete their data."""
+        """Stop the brokers and delete their data."""
         for broker in self.brokers:
             broker.close()
 
     @property
     def bootstrap_servers(self) -> str:
-        """``host:port`` of all three; those that are down are listed, too."""
+        """``host:port`` of all three brokers, including those that are down."""
         return ",".join(broker.bootstrap_servers for broker in self.brokers)
 
     def create_topic(
@@ -578,10 +580,10 @@ class EmbeddedCluster:
         config: Mapping[str, str] | None = None,
         replicas: Sequence[EmbeddedBroker] = (),
     ) -> None:
-        """Create a topic whose partitions all have these ``replicas``, the first of which leads
-        (none given: all three brokers, as they choose), and wait until all are in sync. Raises
-        FatalError where the brokers refuse it, RetriableError where none answers, AssertionError
-        where they are late."""
+        """Create a topic, and wait until all its replicas are in sync. ``replicas``: the brokers of
+        every partition, the leader first; by default all three, in an order that the brokers
+        choose. Raises FatalError if the brokers refuse the topic, RetriableError if no broker
+        answers, AssertionError if the replicas are not in sync in time."""
         nodes = [self._node(broker) for broker in replicas]
         placed = dict.fromkeys(range(partitions), nodes)
         free = {"num_partitions": partitions, "replication_factor": 3}
@@ -590,23 +592,23 @@ class EmbeddedCluster:
         self.wait_until_in_sync()
 
     def leader(self, topic: str, partition: int) -> EmbeddedBroker:
-        """The broker that leads a partition now. Raises AssertionError where none does."""
+        """The broker that leads a partition now. Raises AssertionError if no broker does."""
         found = _partitions(self.bootstrap_servers, 10, topic)[TopicPartition(topic, partition)]
         node: int = found["leader_id"]
         assert node > 0, f"{topic}-{partition} has no leader"
         return self.brokers[node - 1]
 
     def coordinator(self, group: str) -> EmbeddedBroker:
-        """The broker that coordinates a group: its members and its committed offsets."""
+        """The broker that coordinates a consumer group: its members and its committed offsets."""
         return self.leader("__consumer_offsets", _place(group))
 
     def transaction_coordinator(self, transactional_id: str) -> EmbeddedBroker:
-        """The broker that begins and ends the transactions of an id."""
+        """The broker that coordinates the transactions of a transactional id."""
         return self.leader("__transaction_state", _place(transactional_id))
 
     def move(self, topic: str, partition: int, brokers: Sequence[EmbeddedBroker]) -> None:
-        """Have a partition's replicas on these brokers and no others, the first of which leads;
-        returns once it is so. Raises AssertionError where that is late or refused."""
+        """Move a partition's replicas to exactly these brokers, of which the first leads; returns
+        when that is done. Raises AssertionError if the move is refused or takes too long."""
         wanted = [self._node(broker) for broker in brokers]
         tp = TopicPartition(topic, partition)
         refused = _answer(
@@ -624,12 +626,12 @@ class EmbeddedCluster:
         self.wait_until_in_sync()
 
     def wait_until_in_sync(self, timeout_s: float = 120.0) -> None:
-        """Wait until every partition of every topic has its leader and all replicas. Raises
-        AssertionError after ``timeout_s`` seconds."""
+        """Wait until every partition of every topic has a leader and all its replicas in sync.
+        Raises AssertionError after ``timeout_s`` seconds."""
         wait_until(lambda: not self._behind(), timeout_s, "replicas to be in sync", self._behind)
 
     def roll(self) -> None:
-        """Restart one broker after the other, each once the replicas are in sync again."""
+        """Restart the brokers one after the other, each once the replicas are in sync again."""
         for broker in self.brokers:
             broker.restart()
             self.wait_until_in_sync()

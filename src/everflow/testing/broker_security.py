@@ -19,8 +19,9 @@ _LOGIN = "org.apache.kafka.common.security"
 
 @dataclass(frozen=True)
 class BrokerSecurity:
-    """Clients come in by two doors: ``SASL_SSL`` (PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, and
-    OAUTHBEARER with unsigned tokens, as Kafka's own development setting has it), and mutual TLS.
+    """Gives an `EmbeddedBroker` two secure listeners: ``SASL_SSL`` (PLAIN, SCRAM-SHA-256,
+    SCRAM-SHA-512, and OAUTHBEARER with unsigned tokens, as in Kafka's own development setting) and
+    mutual TLS.
 
     Args:
         users: passwords by name, of PLAIN and SCRAM.
@@ -34,7 +35,7 @@ class BrokerSecurity:
     authorizer: bool = False
 
     def settings(self, folder: Path, ports: Mapping[str, int]) -> dict[str, str]:
-        """The broker's settings; its certificates are made in ``folder`` if they are not there."""
+        """The broker's settings. Creates its certificates in ``folder`` unless they exist."""
         _certificates(folder)
         plain = " ".join(f"user_{name}={json.dumps(word)}" for name, word in self.users.items())
         mechanisms = {
@@ -74,7 +75,7 @@ class BrokerSecurity:
         return settings
 
     def scram(self) -> list[str]:
-        """The options of the storage tool that make the users known to SCRAM."""
+        """Options of Kafka's storage tool that create the users' SCRAM credentials."""
         return [
             part
             for name, word in self.users.items()

@@ -133,7 +133,7 @@ _Act = Literal["hold", "drop", "lose", "delay", "refuse"]
 
 @dataclass(eq=False, repr=False)
 class WireFault:
-    """A fault, and how often it has happened. Any thread."""
+    """A fault that a `KafkaProxy` injects, and how often it did. May be used from any thread."""
 
     _proxy: KafkaProxy
     act: _Act
@@ -154,23 +154,24 @@ class WireFault:
 
     @property
     def happened(self) -> int:
-        """Number of requests that it has applied to."""
+        """Number of requests that the fault met."""
         return self._happened
 
     def wait(self, times: int = 1, timeout_s: float = 30.0) -> None:
-        """Wait until it has happened ``times`` times. Raises AssertionError after ``timeout_s``."""
+        """Wait until the fault met ``times`` requests. Raises AssertionError after
+        ``timeout_s``."""
         self._wait(lambda: self._happened >= times, timeout_s, f"happen {times} times")
 
     def release(self, timeout_s: float = 30.0) -> None:
-        """For ``hold``: let the held requests go on to the broker, hold no other, and return when
-        the broker has answered them. Raises AssertionError if it does not."""
+        """For ``hold``: pass the held requests to the broker, hold no further ones, and return when
+        the broker has answered them. Raises AssertionError if it has not after ``timeout_s``."""
         with self._changed:
             self._left = 0
         self._proxy._loop.call_soon_threadsafe(self._let_go.set)
         self._wait(lambda: self._answered >= self._happened, timeout_s, "be answered")
 
     def end(self) -> None:
-        """End the fault; held requests stay held until `release`."""
+        """Stop injecting the fault; held requests stay held until `release`."""
         with self._changed:
             self._left = 0
 
@@ -202,7 +203,8 @@ class WireFault:
 
 
 class KafkaProxy:
-    """Stands before a cluster without security; clients use its ``bootstrap_servers``.
+    """A proxy between clients and a cluster without security that injects network faults; clients
+    use its ``bootstrap_servers``.
 
     ::
 
@@ -211,10 +213,10 @@ class KafkaProxy:
             ...  # an application on proxy.bootstrap_servers commits
             fault.wait()
 
-    A fault meets ``times`` requests (None: all from now on) of one kind, by Kafka's name
-    (``"Produce"``, ``"EndTxn"``...), of clients whose ``client.id`` contains ``client`` and that
-    name ``topic``. Where several are set for a kind, the first one that is left decides. Has a
-    thread of its own; its methods may be called from any. ``upstream``: ``host:port`` of a broker.
+    A fault meets the next ``times`` requests (None: all) whose Kafka name is ``api``
+    (``"Produce"``, ``"EndTxn"``...), whose client has a ``client.id`` that contains ``client``, and
+    that name ``topic``. If several faults fit a request, the earliest that is left is applied. The
+    proxy has its own thread; call it from any thread. ``upstream``: ``host:port`` of a broker.
     """
 
     def __init__(self, upstream: str) -> None:
@@ -236,7 +238,7 @@ class KafkaProxy:
         self.close()
 
     def start(self) -> KafkaProxy:
-        """Listen on a free port, on a thread of the proxy's own; returns itself."""
+        """Listen on a free port, on a thread of the proxy's own; returns the proxy."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
@@ -244,7 +246,7 @@ class KafkaProxy:
         return self
 
     def close(self) -> None:
-        """End every connection, and the thread; what is held is lost."""
+        """End every connection and the proxy's thread; held requests are lost."""
         self._call(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CALL_S)
@@ -252,7 +254,7 @@ class KafkaProxy:
 
     @property
     def bootstrap_servers(self) -> str:
-        """``host:port`` for clients in place of the broker's; known once started."""
+        """``host:port`` of the proxy, for clients; known once it is started."""
         assert self._front is not None, "the proxy is not started"
         return f"{_HOST}:{self._front.port}"
 
@@ -265,21 +267,23 @@ class KafkaProxy:
         *,
         breaks: bool = False,
     ) -> WireFault:
-        """Keep requests from the broker until `WireFault.release`; they reach it then, even where
-        the client has gone. What comes on the same connection waits behind them. ``breaks``: the
-        client's connection breaks at once, so that it asks again."""
+        """Holds the next ``times`` requests of this API until `WireFault.release`; then they reach
+        the broker, even if the client has gone. Later requests on the same connection wait, too.
+        ``breaks``: the client's connection breaks at once, so that the client retries."""
         return self._set("hold", api, times, client, topic, breaks=breaks)
 
     def drop(
         self, api: str, times: int | None = 1, client: str = "", topic: str | None = None
     ) -> WireFault:
-        """The request never reaches the broker, and its connection breaks."""
+        """Breaks the connection of the next ``times`` requests of this API; the broker never gets
+        them."""
         return self._set("drop", api, times, client, topic)
 
     def lose_answer(
         self, api: str, times: int | None = 1, client: str = "", topic: str | None = None
     ) -> WireFault:
-        """The broker does what it is asked; in place of the answer the connection breaks."""
+        """Passes the next ``times`` requests of this API to the broker, but breaks the connection
+        instead of returning the response."""
         return self._set("lose", api, times, client, topic)
 
     def delay(
@@ -290,7 +294,8 @@ class KafkaProxy:
         client: str = "",
         topic: str | None = None,
     ) -> WireFault:
-        """Requests go on after so many seconds."""
+        """Holds the next ``times`` requests of this API for ``seconds``, then passes them to the
+        broker."""
         return self._set("delay", api, times, client, topic, seconds=seconds)
 
     def refuse(
@@ -301,20 +306,21 @@ class KafkaProxy:
         client: str = "",
         topic: str | None = None,
     ) -> WireFault:
-        """Answer with Kafka's error ``code``; the broker hears nothing of it. Of Produce, Fetch,
-        FindCoordinator, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit,
-        EndTxn and Heartbeat; ValueError for any other."""
+        """Answers the next ``times`` requests of this API with Kafka's error ``code``, without the
+        broker. ``api`` is Produce, Fetch, FindCoordinator, InitProducerId, AddPartitionsToTxn,
+        AddOffsetsToTxn, TxnOffsetCommit, EndTxn or Heartbeat; raises ValueError for any other."""
         if api not in _REFUSABLE:
             raise ValueError(f"a refusal of {api!r} cannot be made here")
         return self._set("refuse", api, times, client, topic, code=code)
 
     def cut(self, *, silent: bool = False) -> None:
-        """Cut the network until `mend`: connections break and none is made. ``silent``: nothing
-        breaks, and nothing gets through."""
+        """Cut the network until `mend`: open connections break and new ones are refused.
+        ``silent``: connections stay open, but no request or response passes."""
         self._call(self._cut(silent))
 
     def mend(self) -> None:
-        """Let connections be made again, and what a silent `cut` has kept go on."""
+        """End a `cut`: clients can connect again, and what a silent `cut` held back is passed
+        on."""
         self._call(self._mend())
 
     def _set(

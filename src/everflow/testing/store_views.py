@@ -123,11 +123,12 @@ class _View(Telling):
     decode: Callable[[bytes], Any]
 
     def all(self) -> Iterator[tuple[Any, Any]]:
-        """Keys and values in key-byte order, windows and sessions of a key in order of time."""
+        """Keys and values, ordered by the bytes of the keys; windows and sessions of a key by
+        time."""
         return ((key, found.value) for key, found in self.all_with_timestamps())
 
     def all_with_timestamps(self) -> Iterator[tuple[Any, ValueAndTimestamp]]:
-        """Keys, and values with their times, in the order of `all`."""
+        """As `all`, with the time of each value."""
         found = self.store().range(None, None)
         return ((self._shown(key), self._value(stored)) for key, stored in found)
 
@@ -161,7 +162,8 @@ class VersionedView(KeyValueView):
     """Decoded read access to a versioned store; `get` and `all` show the latest versions."""
 
     def get_as_of(self, key: Any, as_of: int) -> VersionedRecord | None:
-        """The version of ``key`` at a time (ms), as `ReadOnlyVersionedStore.get_as_of`."""
+        """The version of ``key`` that was valid at ``as_of`` (ms), as
+        `ReadOnlyVersionedStore.get_as_of`."""
         encoded = self.spec.key_serde.encode(key)
         if encoded is None:
             return None
@@ -169,7 +171,8 @@ class VersionedView(KeyValueView):
         return record_as_of(self._versions(encoded), encoded, as_of, history_ms, self.decode)
 
     def versions(self, key: Any, first: int = 0, last: int = OPEN - 1) -> list[VersionedRecord]:
-        """The versions of ``key`` from ``first`` to ``last`` (ms, included), in order of time."""
+        """The versions of ``key`` valid at any time from ``first`` to ``last`` (ms, both included),
+        in order of time."""
         encoded = self.spec.key_serde.encode(key)
         if encoded is None:
             return []
@@ -213,7 +216,8 @@ class SessionView(_View):
     def find_sessions(
         self, key: Any, earliest_end: int, latest_start: int
     ) -> Iterator[tuple[Windowed, Any]]:
-        """`fetch` of sessions with an end >= ``earliest_end`` and a start <= ``latest_start``."""
+        """As `fetch`, for sessions that end at ``earliest_end`` or later and start at
+        ``latest_start`` or earlier."""
         return (
             entry
             for entry in self.fetch(key)

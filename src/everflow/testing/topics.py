@@ -48,8 +48,8 @@ Places = Callable[[bytes | None, int | None], int]
 
 
 class InputTopic(Telling):
-    """Pipes decoded records into one topic. A record without a time gets the topic's, which then
-    moves on by ``advance_ms``.
+    """Pipes Python keys and values into one topic. A record without a time gets the topic's time,
+    which then advances by ``advance_ms``.
 
     A record goes to the partition that the topic's partitioner gives its key, one without a key to
     the first. Raises SerdeError for a key or value that its serde cannot write, TypeError for a
@@ -80,9 +80,8 @@ class InputTopic(Telling):
         *,
         partition: int | None = None,
     ) -> None:
-        """Pipe one record and run it through; ``timestamp`` in ms or a datetime (UTC where it names
-        no zone; ValueError for one between two ms). ``partition``: into this one, wherever the
-        topic's partitioner puts the key."""
+        """Pipe one record and process it. ``timestamp``: ms, or a datetime (UTC without a zone;
+        ValueError for a fraction of a ms). ``partition``: overrides the topic's partitioner."""
         self._pipe([self._raw(key, value, timestamp, headers, partition)])
 
     def pipe_raw(
@@ -93,7 +92,7 @@ class InputTopic(Telling):
         *,
         partition: int | None = None,
     ) -> None:
-        """Pipe bytes, for instance ones that cannot be decoded."""
+        """Pipe bytes, for instance bytes that cannot be decoded."""
         place = self._place(key, partition)
         self._pipe([RawRecord(self._topic, key, value, timestamp, partition=place)])
 
@@ -102,12 +101,12 @@ class InputTopic(Telling):
         self._pipe(self.written(records))
 
     def pipe_each(self, records: Iterable[tuple[Any, ...]]) -> None:
-        """Pipe ``(key, value[, timestamp[, headers]])`` one after the other."""
+        """Pipe ``(key, value[, timestamp[, headers]])``, each as a micro-batch of its own."""
         for record in self.written(records):
             self._pipe([record])
 
     def advance_time(self, by_ms: int) -> None:
-        """Move the time given to records that bring none."""
+        """Advance the topic's time, which records without a time of their own get."""
         self._next_ms += by_ms
 
     def written(self, records: Iterable[tuple[Any, ...]]) -> list[RawRecord]:
@@ -142,7 +141,7 @@ class InputTopic(Telling):
 
 
 class OutputTopic(Telling):
-    """Reads decoded records of one topic, in the order they were written."""
+    """Reads decoded records of one topic, in the order in which they were written."""
 
     def __init__(self, records: deque[RawRecord], topic: str, serdes: tuple[Serde, Serde]) -> None:
         self._records, self._topic = records, topic
@@ -153,11 +152,11 @@ class OutputTopic(Telling):
         return not self._records
 
     def queue_size(self) -> int:
-        """Records not read yet."""
+        """Number of records not read yet."""
         return len(self._records)
 
     def read_record(self) -> TestRecord:
-        """The next record; LookupError if there is none."""
+        """The next record. Raises LookupError if there is none."""
         if not self._records:
             raise LookupError(f"no more records in topic {self._topic!r}")
         raw = self._records.popleft()
@@ -174,7 +173,7 @@ class OutputTopic(Telling):
         return self.read_record()[:2]
 
     def read_records(self) -> list[TestRecord]:
-        """All records not read yet, in the order they were written."""
+        """All records not read yet, in the order in which they were written."""
         return [self.read_record() for _ in range(len(self._records))]
 
     def read_key_values(self) -> list[tuple[Any, Any]]:
@@ -182,7 +181,7 @@ class OutputTopic(Telling):
         return [record[:2] for record in self.read_records()]
 
     def read_table(self) -> dict[Any, Any]:
-        """The last value per key of the records not read yet; a null value deletes. Keys must be
+        """The last value per key of the records not read yet; null deletes a key. Keys must be
         hashable."""
         table: dict[Any, Any] = {}
         for record in self.read_records():

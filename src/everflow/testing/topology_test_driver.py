@@ -91,25 +91,26 @@ from everflow.worker.task_step import BY_KEY, StepResult, TaskStep
 
 
 class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
-    """Pipes records through a topology. Not thread-safe; use as a context manager or call `close`.
+    """Runs a topology without a broker: tests pipe records in and read the results. Not
+    thread-safe; use it as a context manager or call `close`.
 
     Args:
         topology: what ``StreamsBuilder.build()`` returned.
         application_id: prefix of internal topics.
-        dead_letter_topic: where records go that cannot be decoded, processed or written; None =
-            piping one raises RecordError, and nothing of it has an effect.
-        exception_handlers: stage (``deserialization``, ``processing``, ``production``) -> what the
-            setting ``<stage>.exception.handler`` would be; left out: "dead-letter".
+        dead_letter_topic: the topic for records that cannot be decoded, processed or written; None
+            = piping such a record raises RecordError and has no effect.
+        exception_handlers: by stage (``deserialization``, ``processing``, ``production``) the value
+            of ``<stage>.exception.handler``; left out: "dead-letter".
         emit_every_update: as the setting ``emit.every.update``: every intermediate result of a
             `InputTopic.pipe_batch`; by default the last per key (and window) of a batch.
         initial_wall_clock_ms: the driver's wall clock, moved by `advance_wall_clock_time` only.
-        default_timestamp_extractor: what gives records their time where their source does not say;
-            None: it is theirs, and a negative one stops.
-        topics: the topics there are, for sources that have a pattern.
-        partitions: how many each topic has, or a number by topic (1 for those that are not named);
-            repartition topics follow as on a broker. TopologyError as at the start of an instance,
-            for topics that would have to have equal numbers. With 1 all have one, those of
-            ``repartition(partitions=...)``, too.
+        default_timestamp_extractor: for sources without ``timestamp=``; None: records keep their
+            time, and a negative one raises an error.
+        topics: the existing topics, for sources that have a pattern.
+        partitions: the number of every topic, or numbers by topic (1 for topics not named);
+            repartition topics get theirs as on a broker. TopologyError, as at the start of an
+            instance, if topics that must have equal numbers do not. With 1 all topics have one
+            partition, those of ``repartition(partitions=...)``, too.
     """
 
     __test__ = False
@@ -189,15 +190,15 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self.close()
 
     def close(self) -> None:
-        """Forget stores and output; the shared Spark session stays. Idempotent."""
+        """Delete stores and output; the shared Spark session keeps running. Idempotent."""
         self._closed = True
         self._forget()
         self._columns.close()
 
     def reset(self) -> None:
-        """Begin anew for another test case: empty stores and topics, stream times, offsets, clocks
-        and the variables of Python functions as at the start. Nothing is planned again; handles of
-        topics and stores stay valid. IllegalStateError once the driver is closed."""
+        """Start over for another test case: stores, topics, stream times, offsets, clocks and
+        variables of Python functions are as at the start. Nothing is planned again; handles of
+        topics and stores stay valid. Raises IllegalStateError if the driver is closed."""
         self._require_open()
         self._forget()
         self._step = self._as_travelled(self._step)
@@ -226,10 +227,10 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         *,
         partitioner: str | Callable[..., int] | None = None,
     ) -> InputTopic:
-        """A handle to pipe records in. TopologyError if the topology does not read ``topic``, or
-        for what is no serde. Records without a time get ``start_ms`` and then ``advance_ms`` more
-        each. ``partitioner``: of the producer that the handle stands for, as of
-        `StreamsBuilder.stream`; left out, what the source says."""
+        """A handle that pipes records into ``topic``. Records without a time get ``start_ms``, and
+        then ``advance_ms`` more each. ``partitioner``: how the simulated producer partitions, as in
+        `StreamsBuilder.stream`; default: what the source declares. Raises TopologyError if the
+        topology does not read ``topic``, or if ``key`` or ``value`` is not a serde."""
         known = [*{tp.topic: None for tp in self._offsets}, *self._tables.topics]
         if topic not in known:
             near = difflib.get_close_matches(topic, known, n=1)
@@ -248,31 +249,35 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
 
     @naming_the_line
     def create_output_topic(self, topic: str, key: Serde, value: Serde) -> OutputTopic:
-        """A handle to read what the topology wrote to ``topic``, which may be an internal topic,
-        too. TopologyError if it writes no such topic (unless it chooses topics per record), or for
-        what is no serde."""
+        """A handle that reads what the topology wrote to ``topic``, which may also be an internal
+        topic. Raises TopologyError if the topology does not write ``topic`` (unless it chooses
+        topics per record), or if ``key`` or ``value`` is not a serde."""
         found = self._outputs.of(topic)
         return OutputTopic(found, topic, _serdes("create_output_topic", key, value))
 
     def produced_topics(self) -> set[str]:
-        """Topics that have been written to since the start or the last `reset`: outputs and
-        internal topics (repartition topics and changelogs), by their whole names."""
+        """Full names of the topics written to since the start or the last `reset`: outputs,
+        repartition topics and changelogs."""
         return set(self._outputs.produced)
 
     def get_key_value_store(self, name: str) -> KeyValueView:
-        """Read access to a key-value store. StoreNotFoundError; StoreKindError for another kind."""
+        """Read access to a key-value store. Raises StoreNotFoundError or, for another kind,
+        StoreKindError."""
         return KeyValueView(*self._view(name, "key_value"))
 
     def get_window_store(self, name: str) -> WindowView:
-        """Read access to a window store. StoreNotFoundError; StoreKindError for another kind."""
+        """Read access to a window store. Raises StoreNotFoundError or, for another kind,
+        StoreKindError."""
         return WindowView(*self._view(name, "window"))
 
     def get_session_store(self, name: str) -> SessionView:
-        """Read access to a session store. StoreNotFoundError; StoreKindError for another kind."""
+        """Read access to a session store. Raises StoreNotFoundError or, for another kind,
+        StoreKindError."""
         return SessionView(*self._view(name, "session"))
 
     def get_versioned_store(self, name: str) -> VersionedView:
-        """Read access to a versioned store. StoreNotFoundError; StoreKindError for another kind."""
+        """Read access to a versioned store. Raises StoreNotFoundError or, for another kind,
+        StoreKindError."""
         return VersionedView(*self._view(name, "versioned"))
 
     def _view(
@@ -291,9 +296,9 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         return spec, lambda: self._stores[name], self._plan.value_decoder(name)
 
     def advance_wall_clock_time(self, by: timedelta | int) -> None:
-        """Move the wall clock (ms or timedelta), load the global tables of DataFrames that are due,
-        and call what processors have it call; stream time only moves with records, and where a
-        source has an ``idle_advance``."""
+        """Advance the wall clock by ms or a timedelta, reload the global tables of DataFrames that
+        are due, and call the wall-clock methods of processors. Stream time advances only with
+        records, and in sources with ``idle_advance``."""
         self._wall_clock_ms += exact_ms(by) if isinstance(by, timedelta) else by
         self._tables.load(self._wall_clock_ms)
         if self._plan.wall_clocks:

@@ -22,7 +22,7 @@ def wait_until(
     what: str,
     history: Iterable[object] | Callable[[], Iterable[object]] | None = None,
 ) -> T:
-    """Poll ``condition`` until it returns something true, and return that.
+    """Poll ``condition`` until it returns a true value, and return that value.
 
     Args:
         condition: called about every 20 ms on the calling thread, less often where it takes long,

@@ -456,7 +456,7 @@ def test_an_example_works_as_it_is_written(owner: str, example: str) -> None:
         ("stream.select('value.amount')", "map_values.*stream"),
         ("stream.where('a > 1')", r"filter.*stream\.filter"),
         ("stream.writeStream.start()", r"stream\.to\('output'"),
-        ("stream.suppress(None)", r"held back: table\.suppress\("),
+        ("stream.suppress(None)", r"buffered: table\.suppress\("),
         ("table.to('out')", r"to_stream.*table\.to_stream\(\)"),
         ("grouped.agg(n=1)", "aggregate.*grouped"),
         ("windowed.emitStrategy(None)", r"emit_strategy.*windowed\.emit_s"),

@@ -85,7 +85,8 @@ class StoreSite:
 
 @dataclass(frozen=True)
 class KeyQueryMetadata:
-    """Where a key is (KIP-535).
+    """The instances that have a key, its partition, and the lag of this instance's replica
+    (KIP-535).
 
     ``active_host``: end point (``application.server``) of the instance whose task processes it,
     None if not known. ``standby_hosts``: end points with a standby, sorted, for ``stale=True``
@@ -101,7 +102,7 @@ class KeyQueryMetadata:
 
 @dataclass(frozen=True)
 class StreamsMetadata:
-    """An instance's stores and inputs, of active tasks and of standbys, as of a rebalance."""
+    """One instance's stores and input partitions, active and standby, as of the last rebalance."""
 
     host: str
     store_names: frozenset[str] = frozenset()
@@ -180,7 +181,8 @@ TaskStores = Mapping[TaskId, Sequence[TaskStore]]
 
 
 class LagInfo(NamedTuple):
-    """``position``: next changelog offset to read; ``lag``: ``end`` less it, never negative."""
+    """``position``: next changelog offset to read; ``end``: end offset of the changelog; ``lag``:
+    ``end`` minus ``position``, never negative."""
 
     position: int
     end: int
@@ -448,20 +450,20 @@ class InteractiveQueries:
         max_lag: int | None = None,
         partitioner: Partitioner | None = None,
     ) -> ReadOnlyStore:
-        """A store for reading: a `ReadOnlyKeyValueStore`, `ReadOnlyVersionedStore`,
-        `ReadOnlyWindowStore` or `ReadOnlySessionStore`, by its kind.
+        """A read-only store of this instance: a `ReadOnlyKeyValueStore`, `ReadOnlyVersionedStore`,
+        `ReadOnlyWindowStore` or `ReadOnlySessionStore`, by the store's kind.
 
         Args:
             name: as in the topology.
-            partition: only this one; None = all that are here.
-            stale: read also the copies of standbys, warm-ups and tasks being restored here
-                (KIP-535): committed content, but of some time ago.
-            max_lag: how far such a copy may be behind its changelog, in offsets, the end not older
-                than one second, else StaleStateError. None = any lag.
-            partitioner: how whoever writes the input topics partitions keys, a function of (key
-                bytes, number of partitions); None = as the program's sources say.
+            partition: read only this one; None = all partitions on this instance.
+            stale: also read replicas of standbys, warm-ups and tasks that are being restored
+                (KIP-535): their content is committed, but may be old.
+            max_lag: by how many offsets such a replica may lag its changelog (whose end is at most
+                one second old), else StaleStateError. None = any lag.
+            partitioner: how the producers of the input topics partition keys, a function of (key
+                bytes, number of partitions); None = as the program's sources declare.
 
-        Raises StoreNotFoundError; ValueError or TypeError for a partition or a lag that cannot be;
+        Raises StoreNotFoundError; ValueError or TypeError for an impossible partition or lag;
         InvalidStateStoreError if the instance does not run, as do the store's own methods.
         """
         queries = self._asked()
@@ -499,8 +501,8 @@ class InteractiveQueries:
     def query_metadata_for_key(
         self, store: str, key: Any, partitioner: Partitioner | None = None
     ) -> KeyQueryMetadata:
-        """Which instances have ``key`` of a store, as of the last rebalance, and how far behind the
-        copy here is now; of a window or session store the key without its window.
+        """The instances that have ``key`` of a store, as of the last rebalance, and the present lag
+        of this instance's replica. For window and session stores pass the key without its window.
 
         Raises StoreNotFoundError, SerdeError (a key of another type).
         """
@@ -510,16 +512,19 @@ class InteractiveQueries:
         return replace(queries.place(site, partition), lag=queries.lag_here(site, partition))
 
     def streams_metadata_for_store(self, store: str) -> tuple[StreamsMetadata, ...]:
-        """Instances with a store, active or standby, by end point; empty while not known."""
+        """All instances with an active or standby replica of a store, sorted by
+        ``application.server``; empty while unknown."""
         return self._asked().streams_metadata(store)
 
     def metadata_for_all_streams_clients(self) -> tuple[StreamsMetadata, ...]:
-        """All instances with ``application.server``, by end point; empty while not known."""
+        """All instances with an ``application.server``, sorted by that address; empty while
+        unknown."""
         return self._asked().streams_metadata()
 
     def all_local_store_partition_lags(self) -> dict[str, dict[int, LagInfo]]:
-        """Store -> partition -> position, changelog end and lag of each copy here, standbys
-        included (KIP-535), of stores with a changelog. RetriableError if no broker answers."""
+        """Position, changelog end and lag of each replica on this instance, standbys included, by
+        store and partition (KIP-535). Stores without a changelog are left out. Raises
+        RetriableError if no broker answers."""
         return self._asked().lags()
 
     def _asked(self) -> StoreQueries:

@@ -165,12 +165,12 @@ class ReadOnlyStore(StoreReads):
     `KafkaStreams.store` returns one by the store's kind: `ReadOnlyKeyValueStore`,
     `ReadOnlyWindowStore` or `ReadOnlySessionStore`; keys and values are decoded as in the table.
     Nothing is cached: each call reads the tasks and the committed content of its moment, so an
-    object may be kept as long as the instance. Iterators read pages as they are consumed; each page
-    is committed content of one moment, no key comes twice, and partitions follow one another.
+    object may be kept as long as the instance. Iterators read page by page. Each page is committed
+    content of one moment, no key is returned twice, and partitions follow one another.
 
     Every query may raise InvalidStateStoreError: StateMovingError (retry), StateElsewhereError
-    (names the owner), StaleStateError (the copy lags); an iterator also in its middle, when its
-    partition moves away. SerdeError: the key is not of the store's type.
+    (names the owner), StaleStateError (the replica lags). An iterator may also raise one later, if
+    its partition migrates. SerdeError: the key is not of the store's type.
     """
 
     def __init__(
@@ -189,14 +189,15 @@ class ReadOnlyStore(StoreReads):
         self._behind: EntryPlace | None = None
 
     def behind(self: _Store, place: EntryPlace | None) -> _Store:
-        """The same store, whose iterators begin behind this place, for the same query."""
+        """A copy of the store whose iterators start after the entry at ``place``, to continue the
+        same query."""
         found = copy.copy(self)
         found._behind = place
         return found
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """Partitions that can be read here now. Without any, queries raise an error."""
+        """Partitions that this instance can read now. If there is none, queries raise an error."""
         return tuple(self._reader.readable())
 
     def approximate_num_entries(self) -> int:
@@ -208,13 +209,13 @@ class ReadOnlyStore(StoreReads):
     def to_dataframe(
         self, spark: SparkSession | None = None, *, folder: str | Path | None = None
     ) -> DataFrame:
-        """All entries here as a DataFrame, with the columns of `everflow.read_state`. With
-        ``stale=True`` of `KafkaStreams.store` the column ``lag`` has the offsets that each row's
-        replica is behind its changelog (0: the active task, null: not known).
+        """All entries of the partitions that this instance can read, as a DataFrame with the
+        columns of `everflow.read_state`. If the store was opened with ``stale=True``, the column
+        ``lag`` is the number of offsets by which a row's replica lags its changelog (0: the active
+        task, null: not known). Rows are written as Parquet files to ``folder`` (default: TMPDIR),
+        where they stay until the process ends.
 
-        Each partition is the committed content of one moment: a copy of its store, made without a
-        pause of any batch. Rows are written to ``folder`` (by default TMPDIR) as Parquet files,
-        which stay until this process ends.
+        Each partition is the committed content of one moment, copied while batches continue.
 
         Args:
             spark: by default everflow's session.
@@ -346,7 +347,8 @@ class ReadOnlyKeyValueStore(KeyReads, ReadOnlyStore):
     """Queries of a key-value store, as Kafka Streams' ReadOnlyKeyValueStore."""
 
     def get(self, key: Any) -> Any:
-        """The value of ``key``, or None. StateElsewhereError if it belongs to another instance."""
+        """The value of ``key``, or None. Raises StateElsewhereError if another instance has the
+        key."""
         data = self._key(key)
         return self._lookup(data, data)
 
@@ -459,10 +461,10 @@ def _interval(
 class ReadOnlySessionStore(_Timed, SessionReads, ReadOnlyStore):
     """Queries of a session store, as Kafka Streams' ReadOnlySessionStore (KIP-94, KIP-617).
 
-    Results are ``(Windowed(key, start, end), value)``, in the order of the store's bytes: those of
-    the key, and behind them end and start. ``find_sessions`` and its like give sessions that end at
-    ``earliest_end`` or later and start at ``latest_start`` or earlier: those that touch the
-    interval of time. Sessions whose retention is over are not shown.
+    Results are ``(Windowed(key, start, end), value)``, in the order of the store's bytes: the key,
+    then end and start. ``find_sessions`` and its variants return sessions that overlap an interval:
+    they end at ``earliest_end`` or later and start at ``latest_start`` or earlier. Sessions whose
+    retention is over are not returned.
     """
 
     _times = ("earliest_end", "latest_start")
@@ -480,13 +482,13 @@ class ReadOnlyWindowStore(_Timed, WindowReads, ReadOnlyStore):
     """Queries of a window store, as Kafka Streams' ReadOnlyWindowStore (KIP-67, KIP-617).
 
     Times are window *starts* in ms since the epoch, both ends inclusive. Keys of results are
-    `Windowed`. Expired windows (retention) are not shown.
+    `Windowed`. Expired windows (retention) are not returned.
     """
 
     _times = ("time_from", "time_to")
 
     def fetch_window(self, key: Any, start: int) -> Any:
-        """The value of ``key`` in the window that begins at ``start``, None if there is none."""
+        """The value of ``key`` in the window that starts at ``start``, None if there is none."""
         data, start = self._key(key), whole_number(start, "start (ms)")
         return self._lookup(data, window_store_key(data, start)) if 0 <= start <= TIME_MAX else None
 
@@ -495,12 +497,12 @@ class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
     """Queries of a versioned store, as Kafka Streams' VersionedKeyQuery and MultiVersionedKeyQuery
     (KIP-889, KIP-960, KIP-968). The methods of `ReadOnlyKeyValueStore` return the latest versions.
 
-    Times are ms since the epoch. A version that ended before the history retention is not shown.
+    Times are ms since the epoch. A version that ended before the history retention is not returned.
     """
 
     def get_as_of(self, key: Any, as_of: int) -> VersionedRecord | None:
-        """The version of ``key`` at a time; None if it had no value then, or if that version is
-        older than the history retention and not the latest."""
+        """The version of ``key`` at the time ``as_of``. None if the key had no value then, or if
+        that version is older than the history retention and not the latest."""
         data, time = self._key(key), whole_number(as_of, "as_of (ms)")
         history_ms = self.spec.retention_ms or 0
 
@@ -512,7 +514,8 @@ class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
     def versions(
         self, key: Any, time_from: int = 0, time_to: int = TIME_MAX - 1
     ) -> list[VersionedRecord]:
-        """The versions of ``key`` between two times, both included, in order, without deletions."""
+        """The versions of ``key`` that were valid at any time from ``time_from`` to ``time_to``,
+        both included, in order of time, without deletions."""
         data = self._key(key)
         first, last = _interval(time_from, time_to)
 

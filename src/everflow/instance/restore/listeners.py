@@ -19,7 +19,7 @@ log = logging.getLogger("everflow")
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreProgress:
-    """One store's restore, in offsets of the changelog, and seconds since it began."""
+    """Progress of one store's restore, in offsets of the changelog and seconds since its start."""
 
     task: TaskId
     store: str
@@ -35,7 +35,7 @@ class RestoreProgress:
 
     @property
     def done(self) -> bool:
-        """True if the whole range is in the store."""
+        """True if the whole range is restored."""
         return self.position >= self.end
 
     @property
@@ -60,20 +60,21 @@ class RestoreProgress:
 
 
 class RestoreListener(Protocol):
-    """Called in this order for each restore: start, batch (per chunk), then end or suspended.
-    Called on the restoring thread: return at once."""
+    """Called for each restore, in this order: `restore_start`, `batch_restored` per chunk, then
+    `restore_end` or `restore_suspended`. Called on the restoring thread: return at once."""
 
     def restore_start(self, progress: RestoreProgress) -> None:
-        """The store begins to read its changelog at ``progress.position``."""
+        """The store starts to read its changelog at ``progress.position``."""
 
     def batch_restored(self, progress: RestoreProgress, records: int) -> None:
         """A chunk of ``records`` records has been stored."""
 
     def restore_end(self, progress: RestoreProgress) -> None:
-        """The store has its changelog up to the end that `restore_start` reported."""
+        """The store is restored up to the end that `restore_start` reported."""
 
     def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:
-        """It ended early: the task went away, or reading failed. The store keeps what it has."""
+        """The restore ended early: the task was revoked, or reading failed. The store keeps what
+        was restored."""
 
 
 class RestoreTracker:
@@ -149,21 +150,23 @@ class RestoreTracker:
 
 
 class SuspendReason(enum.Enum):
-    """Why a standby stopped: its task migrated to another instance, or becomes active here."""
+    """Why a standby stopped: its task migrated to another instance, or becomes active on this
+    one."""
 
     MIGRATED = "MIGRATED"
     PROMOTED = "PROMOTED"
 
 
 class StandbyUpdateListener(Protocol):
-    """Called for each store of a standby: start, batch after batch, suspended. On the state
-    updater's thread: return at once. ``progress.end``: the changelog's last known stable offset."""
+    """Called for each store of a standby task, in this order: `update_start`, `batch_loaded` per
+    batch, `update_suspended`. Called on the state updater's thread: return at once.
+    ``progress.end``: the changelog's last known stable offset."""
 
     def update_start(self, progress: RestoreProgress) -> None:
-        """The store begins to follow its changelog at ``progress.position``."""
+        """The store starts to follow its changelog at ``progress.position``."""
 
     def batch_loaded(self, progress: RestoreProgress, records: int) -> None:
         """``records`` records have been stored."""
 
     def update_suspended(self, progress: RestoreProgress, reason: SuspendReason) -> None:
-        """The store stops following; it keeps what it has."""
+        """The store stops following its changelog; it keeps what it has read."""

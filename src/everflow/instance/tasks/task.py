@@ -23,7 +23,7 @@ from everflow.records import TaskId, TopicPartition
 #               │                         │
 #               └────────► CLOSED ◄───────┘
 class TaskState(enum.Enum):
-    """States of Kafka Streams' tasks (reference 5.1)."""
+    """Where a task is in its life cycle; the states are Kafka Streams'."""
 
     CREATED = "CREATED"
     RESTORING = "RESTORING"
@@ -33,8 +33,9 @@ class TaskState(enum.Enum):
 
 
 class TaskRole(enum.Enum):
-    """A warm-up is a standby that waits to become active here (KIP-441). A global task follows a
-    partition of a global table's topic on every instance; it is not assigned."""
+    """A task's role on an instance. A warm-up is a standby that becomes active there once it has
+    caught up (KIP-441). A global task follows a partition of a global table's topic on every
+    instance; it is not assigned."""
 
     ACTIVE = "active"
     STANDBY = "standby"

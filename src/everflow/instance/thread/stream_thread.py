@@ -633,7 +633,8 @@ def _touched(tasks: Mapping[TaskId, ActiveTask], result: BatchResult) -> list[Ac
 
 
 class StreamThreadExceptionResponse(enum.Enum):
-    """What a handler answers: REPLACE_THREAD, SHUTDOWN_CLIENT or SHUTDOWN_APPLICATION (all)."""
+    """What an uncaught exception handler returns: REPLACE_THREAD, SHUTDOWN_CLIENT (this instance)
+    or SHUTDOWN_APPLICATION (all instances)."""
 
     REPLACE_THREAD = "REPLACE_THREAD"
     SHUTDOWN_CLIENT = "SHUTDOWN_CLIENT"
