@@ -225,7 +225,12 @@ class Autoscaler:
 
     def _start_one(self) -> None:
         number = next(n for n in range(1, 1_000) if n not in {one.number for one in self.instances})
-        made = self.start(number, self.target, self.options, self.folder / f"instance-{number}")
+        made = self.start(
+            number,
+            self.target,
+            self.options,
+            self.folder / f"instance-{number}",
+        )
         self.instances.append(made)
         self._started_s[number] = self.clock()
         self.say(f"instance {number} starts ({made.where})")

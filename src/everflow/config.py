@@ -511,7 +511,12 @@ def _unknown(written: str, known: list[str]) -> str:
     theirs = entry_of("StreamsConfig", dotted)
     if theirs is not None:
         return f"{dotted} is no setting here: {theirs}."
-    near = difflib.get_close_matches(dotted, [dotted_name(name) for name in known], n=1, cutoff=0.5)
+    near = difflib.get_close_matches(
+        dotted,
+        [dotted_name(name) for name in known],
+        n=1,
+        cutoff=0.5,
+    )
     hint = (
         f"did you mean {near[0]} ({near[0].replace('.', '_')}=...)?"
         if near

@@ -71,7 +71,13 @@ class TopologyError(EverflowError, code="EF-TOPOLOGY"):
     ``where`` is ``file:line`` of the call in the user's program, or None if unknown.
     """
 
-    def __init__(self, message: str, *, where: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: str | None = None,
+        code: str | None = None,
+    ) -> None:
         super().__init__(message, code=code)
         self.where: str | None = None
         self.called_at(where)

@@ -129,7 +129,11 @@ def _asked_version(java: Path) -> str | None:
     return match.group(1) if match else None
 
 
-def _ran(command: list[str], timeout_s: float, **options: Any) -> subprocess.CompletedProcess[str]:
+def _ran(
+    command: list[str],
+    timeout_s: float,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
     """The finished process, with all that it has written in ``stdout``. OSError, TimeoutExpired."""
     return subprocess.run(
         command,

@@ -214,7 +214,11 @@ class EdgeBatch:
             old=None if self.old is None else self.old.take(indices),
         )
 
-    def with_columns(self, key: pa.Array | None = None, value: pa.Array | None = None) -> EdgeBatch:
+    def with_columns(
+        self,
+        key: pa.Array | None = None,
+        value: pa.Array | None = None,
+    ) -> EdgeBatch:
         return replace(
             self,
             key=self.key if key is None else key,

@@ -181,7 +181,11 @@ class _Forking:
 
     def __init__(self) -> None:
         self.under_way = False
-        os.register_at_fork(before=self._begin, after_in_parent=self._end, after_in_child=self._end)
+        os.register_at_fork(
+            before=self._begin,
+            after_in_parent=self._end,
+            after_in_child=self._end,
+        )
 
     def _begin(self) -> None:
         self.under_way = True

@@ -121,7 +121,11 @@ class TaskAssignor(Protocol):
     def assign(self, application_state: ApplicationState) -> TaskAssignment:
         """Return the assignment of all tasks; called once per rebalance."""
 
-    def on_assignment_computed(self, assignment: TaskAssignment, error: AssignmentError) -> None:
+    def on_assignment_computed(
+        self,
+        assignment: TaskAssignment,
+        error: AssignmentError,
+    ) -> None:
         """Called with the returned assignment and its error; `AssignmentError.NONE`: the assignment
         is used."""
 
@@ -171,7 +175,12 @@ def decide_with(
     return decide
 
 
-def _run_all(run: Run, name: str, ask: Callable[[], None], answers: Sequence[object]) -> None:
+def _run_all(
+    run: Run,
+    name: str,
+    ask: Callable[[], None],
+    answers: Sequence[object],
+) -> None:
     """Logs an error of the callback: the answer stays as it is."""
     try:
         run(name, ask)

@@ -131,7 +131,12 @@ def _place_standbys(draft: _Draft, task: TaskId) -> None:
             busy.add(holder)
             draft.load[holder] += 1
             draft.movements.append(
-                _Movement(task, holder, wanted, standby=wanted != draft.ideal.active.get(task))
+                _Movement(
+                    task,
+                    holder,
+                    wanted,
+                    standby=wanted != draft.ideal.active.get(task),
+                )
             )
 
 

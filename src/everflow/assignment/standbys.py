@@ -351,7 +351,12 @@ class _StandbyDraft:
             and not self._holds(place, task)
         ]
 
-    def keep_hot_copies(self, tasks: Sequence[TaskId], even: Sequence[int], lags: Lags) -> None:
+    def keep_hot_copies(
+        self,
+        tasks: Sequence[TaskId],
+        even: Sequence[int],
+        lags: Lags,
+    ) -> None:
         """Members that could take over at once keep following, up to the number an even deal gives
         them."""
         for task in tasks:

@@ -145,7 +145,12 @@ def encode_assignment(data: AssignmentData) -> bytes:
 def decode_assignment(blob: bytes, latest_version: int = LATEST_VERSION) -> AssignmentData:
     """Inverse of `encode_assignment`, up to ``latest_version``. Raises FutureVersionError,
     UserDataError."""
-    found, used, latest = _unpack(_ANSWER, blob, "the leader's assignment data", latest_version)
+    found, used, latest = _unpack(
+        _ANSWER,
+        blob,
+        "the leader's assignment data",
+        latest_version,
+    )
     if found.pop("hosts_left_out"):
         found["hosts"] = None
     return AssignmentData(**found, version=used, latest_version=latest)
@@ -263,7 +268,13 @@ _MEMBER = (
     _Field("t", "threads", lambda one: None if one == 1 else one, int, 1),
     _Field("s", "offset_sums", _number_runs, _numbers_of_runs, ()),
     _Field("r", "rack", _same, _text, ""),
-    _Field("a", "tags", dict, lambda tags: {_text(k): _text(v) for k, v in tags.items()}, {}),
+    _Field(
+        "a",
+        "tags",
+        dict,
+        lambda tags: {_text(k): _text(v) for k, v in tags.items()},
+        {},
+    ),
     _Field("e", "endpoint", _same, _text, ""),
     _Field("d", "draining", int, bool, 0),
     _Field("i", "instance_id", _same, _same),

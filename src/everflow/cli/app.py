@@ -169,7 +169,14 @@ def describe(
 
 @command()
 def broker(
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: a free one.")] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Default: a free one.",
+        ),
+    ] = None,
     data_dir: Annotated[
         Path | None,
         "Folder that keeps topics between runs. Default: a temporary one, then deleted.",
@@ -316,7 +323,12 @@ def demo(
         ),
     ] = Demo.flights,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON.")
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Also write the results as JSON.",
+        ),
     ] = None,
     guarantee: Annotated[Guarantee, "processing.guarantee."] = Guarantee.exactly_once_v2,
     threads: Threads = None,
@@ -426,7 +438,12 @@ def simulate(
         ),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Also write the result as JSON.",
+        ),
     ] = None,
     history: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a log of all simulated events.")

@@ -318,7 +318,12 @@ class ClusterReset:
             needed={name: count for name, (count, _) in own.items()},
             repartition=frozenset(needed.repartition),
             others=tuple(
-                leftovers(application_id, existing, used | own.keys(), self.admin.groups(STEP_S))
+                leftovers(
+                    application_id,
+                    existing,
+                    used | own.keys(),
+                    self.admin.groups(STEP_S),
+                )
             ),
             committed=now,
             offsets=new_offsets(chosen, starts, now),

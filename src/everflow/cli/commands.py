@@ -57,7 +57,14 @@ class Commands(TyperGroup):
         **extra: Any,
     ) -> Any:
         try:
-            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+            code = super().main(
+                args,
+                prog_name,
+                complete_var,
+                False,
+                windows_expand_args,
+                **extra,
+            )
         except _UsageError as error:
             if type(error).show is _UsageError.show:
                 wrong = _misused(error)

@@ -100,7 +100,12 @@ def show(
 
 
 @command(dlq)
-def group(topic: Topic, chosen: Chosen, cluster: Cluster, output: Form = Output.text) -> None:
+def group(
+    topic: Topic,
+    chosen: Chosen,
+    cluster: Cluster,
+    output: Form = Output.text,
+) -> None:
     """Count dead-letter records by error, node and source topic, with an example of each."""
     from everflow.kafka.dead_letters import groups
 
@@ -115,7 +120,11 @@ def replay(
     only: Chosen,
     places: Annotated[
         list[str] | None,
-        typer.Option("--letter", metavar="PARTITION@OFFSET", help="Only this record; repeatable."),
+        typer.Option(
+            "--letter",
+            metavar="PARTITION@OFFSET",
+            help="Only this record; repeatable.",
+        ),
     ] = None,
     timestamp: Annotated[
         ReplayTime, "Time of the records: their own, or the present."
@@ -175,7 +184,11 @@ def replay(
     _tell_left_out(topic, [one for one, _ in refused])
 
 
-def _old(admin: ClusterAdmin, chosen: Sequence[DeadLetter], to: str | None) -> OldLetters | None:
+def _old(
+    admin: ClusterAdmin,
+    chosen: Sequence[DeadLetter],
+    to: str | None,
+) -> OldLetters | None:
     from everflow.kafka.dead_letters import OldLetters
     from everflow.records import TopicPartition
 
@@ -259,7 +272,11 @@ def _listed(topic: str, cluster: Cluster, chosen: Chosen) -> list[DeadLetter]:
     return listed
 
 
-def _require(topic: str, found: Sequence[DeadLetter], places: Collection[LetterPlace]) -> None:
+def _require(
+    topic: str,
+    found: Sequence[DeadLetter],
+    places: Collection[LetterPlace],
+) -> None:
     missing = set(places) - {letter.place for letter in found}
     if missing:
         raise ConfigError(

@@ -161,12 +161,22 @@ class ReadRecord(NamedTuple):
     headers: Sequence[tuple[str, bytes | None]]
 
 
-def text_of(record: ReadRecord, key: Format, value: Format, window: WindowKind | None) -> str:
+def text_of(
+    record: ReadRecord,
+    key: Format,
+    value: Format,
+    window: WindowKind | None,
+) -> str:
     """A record's line. SerdeError names the record and what to ask for."""
     return "\t".join(_halves(record, key, value, window, decoded))
 
 
-def json_of(record: ReadRecord, key: Format, value: Format, window: WindowKind | None) -> str:
+def json_of(
+    record: ReadRecord,
+    key: Format,
+    value: Format,
+    window: WindowKind | None,
+) -> str:
     """A record as a line of JSON: bytes in base64, numbers and JSON as they are. See `text_of`."""
     left, right = _halves(record, key, value, window, plain)
     headers = [{"name": name, "value": plain(data, Format.bytes)} for name, data in record.headers]
@@ -213,7 +223,12 @@ def _named(record: ReadRecord, half: str) -> Iterator[None]:
         ) from None
 
 
-def send(config: StreamsConfig, topic: str, lines_: Iterable[Line], status: StatusLine) -> int:
+def send(
+    config: StreamsConfig,
+    topic: str,
+    lines_: Iterable[Line],
+    status: StatusLine,
+) -> int:
     """Write them all and wait for the broker, whose refusal is raised; the number written."""
     sent = 0
     with closing(RecordWriter(config.producer(), None)) as writer:
@@ -221,7 +236,12 @@ def send(config: StreamsConfig, topic: str, lines_: Iterable[Line], status: Stat
             now_ms = int(time.time() * 1000)
             times = [line.time_ms or now_ms for line in group]
             writer.begin()
-            writer.write(topic, [line.key for line in group], [line.value for line in group], times)
+            writer.write(
+                topic,
+                [line.key for line in group],
+                [line.value for line in group],
+                times,
+            )
             with status.waiting(
                 f"waiting for Kafka to take the records (for {DELIVERY_S:g} s at most)",
                 after_s=_IDLE_S,

@@ -161,7 +161,11 @@ class StateWait:
 
 
 @contextmanager
-def watching(streams: KafkaStreams, foreground: Foreground, status: StatusLine) -> Iterator[None]:
+def watching(
+    streams: KafkaStreams,
+    foreground: Foreground,
+    status: StatusLine,
+) -> Iterator[None]:
     """Show the progress line from a thread of its own while the block runs."""
     stop = threading.Event()
     wait, progress = StateWait(streams.state, time.monotonic()), Progress()

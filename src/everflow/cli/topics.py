@@ -273,7 +273,12 @@ def produce(
         partitions_of(admin, topic)
         if sys.stdin.isatty():
             typer.echo(f"one record a line for {topic}, Ctrl-D ends", err=True)
-        sent = send(config, topic, lines(sys.stdin, key_separator, key, value, timed), status)
+        sent = send(
+            config,
+            topic,
+            lines(sys.stdin, key_separator, key, value, timed),
+            status,
+        )
     typer.echo(f"{counted(sent, 'record')} written to {topic}", err=True)
 
 

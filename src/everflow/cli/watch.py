@@ -504,7 +504,11 @@ def goes_for_good(pod: str, stateful_set: Mapping[str, Any] | None) -> bool:
     return int(pod.rpartition("-")[2]) >= ordinals
 
 
-def read_stateful_set(name: str, environment: Mapping[str, str], account: Path = ACCOUNT) -> Any:
+def read_stateful_set(
+    name: str,
+    environment: Mapping[str, str],
+    account: Path = ACCOUNT,
+) -> Any:
     """A StatefulSet of this namespace, if there is one. RetriableError: no answer or no right."""
     try:
         space = (account / "namespace").read_text().strip()

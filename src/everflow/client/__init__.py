@@ -113,7 +113,12 @@ class Connections:
             raise QueryRefusedError(message, status=status, code=str(error.get("code", "")))
         return None, "each instance names another one"
 
-    def _sent(self, server: str, path: str, body: bytes | None) -> tuple[int, Any, str | None]:
+    def _sent(
+        self,
+        server: str,
+        path: str,
+        body: bytes | None,
+    ) -> tuple[int, Any, str | None]:
         """Status and content of the answer, and where it says that somebody else has it."""
         kept = server in self._open
         connection = self._connection(server)
@@ -144,7 +149,12 @@ class Connections:
     def _connection(self, server: str) -> http.client.HTTPConnection:
         if server not in self._open:
             scheme = "http" if self._tls is None else "https"
-            self._open[server] = direct.connection_to(scheme, server, self._timeout_s, self._tls)
+            self._open[server] = direct.connection_to(
+                scheme,
+                server,
+                self._timeout_s,
+                self._tls,
+            )
         return self._open[server]
 
     def _drop(self, server: str) -> None:
@@ -238,7 +248,12 @@ class QueryClient:
     def owner(self, store: str, key: Any) -> KeyOwner:
         """The instances that have a key, as a `KeyOwner`."""
         found = self._ask(f"/stores/{_quoted(store)}/owner/{self._key(store, key)}")
-        return KeyOwner(found["active"], tuple(found["standbys"]), found["partition"], found["lag"])
+        return KeyOwner(
+            found["active"],
+            tuple(found["standbys"]),
+            found["partition"],
+            found["lag"],
+        )
 
     def get(
         self,
@@ -284,7 +299,12 @@ class QueryClient:
                     asks.append((host, others))
                 else:  # they move: one after the other, with patience
                     for place in others:
-                        found[place] = self.get(store, wanted[place], stale=stale, max_lag=max_lag)
+                        found[place] = self.get(
+                            store,
+                            wanted[place],
+                            stale=stale,
+                            max_lag=max_lag,
+                        )
         return found
 
     def range(
@@ -340,7 +360,15 @@ class QueryClient:
     ) -> Iterator[tuple[Windowed, Any]]:
         """Windows of a key that start between two times (ms, both included), in order of time."""
         asked = _asked(stale, max_lag, reverse=reverse, **_between(time_from, time_to))
-        return map(_windowed, self._pages(store, "windows", "/" + self._key(store, key), asked))
+        return map(
+            _windowed,
+            self._pages(
+                store,
+                "windows",
+                "/" + self._key(store, key),
+                asked,
+            ),
+        )
 
     def fetch_all(
         self,
@@ -371,7 +399,15 @@ class QueryClient:
     ) -> Iterator[tuple[Windowed, Any]]:
         """The sessions of a key that overlap an interval of time (ms), in order of time."""
         asked = _asked(stale, max_lag, reverse=reverse, **_between(time_from, time_to))
-        return map(_windowed, self._pages(store, "sessions", "/" + self._key(store, key), asked))
+        return map(
+            _windowed,
+            self._pages(
+                store,
+                "sessions",
+                "/" + self._key(store, key),
+                asked,
+            ),
+        )
 
     def close(self) -> None:
         """Close the connections to all instances; a later call opens new ones."""

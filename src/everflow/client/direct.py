@@ -45,7 +45,14 @@ def asked(
     late = threading.Event()
     try:
         parts = urlsplit(url)
-        with closing(connection_to(parts.scheme, parts.netloc, timeout_s, tls)) as connection:
+        with closing(
+            connection_to(
+                parts.scheme,
+                parts.netloc,
+                timeout_s,
+                tls,
+            )
+        ) as connection:
             connection.connect()
             sock = connection.sock
 

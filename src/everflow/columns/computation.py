@@ -60,7 +60,11 @@ def _same_types(name: str, *arguments: Datum) -> pa.DataType:
     return kind
 
 
-def _only(wanted: Callable[[pa.DataType], bool], name: str, *arguments: Datum) -> pa.DataType:
+def _only(
+    wanted: Callable[[pa.DataType], bool],
+    name: str,
+    *arguments: Datum,
+) -> pa.DataType:
     kind = _same_types(name, *arguments)
     if not wanted(kind):
         raise NotInArrowError(f"{name} of {kind}")

@@ -111,7 +111,12 @@ def places(column: pa.Array) -> tuple[NDArray[np.uint8], Int64, Int64]:
     if offset_buffer is None or not count:
         nothing = np.empty(0, np.int64)
         return np.empty(0, np.uint8), nothing, nothing
-    offsets = np.frombuffer(offset_buffer, np.int32, count + 1, column.offset * 4).astype(np.int64)
+    offsets = np.frombuffer(
+        offset_buffer,
+        np.int32,
+        count + 1,
+        column.offset * 4,
+    ).astype(np.int64)
     lengths = np.diff(offsets)
     if column.null_count:
         lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0

@@ -58,7 +58,11 @@ class Edge:
             value_serde,
         )
 
-    def with_types(self, key: pa.DataType | None = None, value: pa.DataType | None = None) -> Edge:
+    def with_types(
+        self,
+        key: pa.DataType | None = None,
+        value: pa.DataType | None = None,
+    ) -> Edge:
         """The edge behind an operator: a new type has its default serde."""
         key_serde, value_serde = self.key_serde, self.value_serde
         key_type, value_type = self.type.key, self.type.value

@@ -208,7 +208,12 @@ class GraphBuilder:
             )
         return name
 
-    def claim_each(self, store: object, suffixes: Iterable[str], operator: str) -> tuple[str, ...]:
+    def claim_each(
+        self,
+        store: object,
+        suffixes: Iterable[str],
+        operator: str,
+    ) -> tuple[str, ...]:
         """Register several stores, each called after ``store`` and a suffix, with its options."""
         base = self.claim_store(store, operator)
         options = self.options.pop(base, None)
@@ -436,7 +441,14 @@ def store_spec(
     """The store of an operator on the user's line; ``how``: as of `StoreSpec`."""
     key, value = serdes
     where = user_line()
-    return StoreSpec(name=name, kind=kind, key_serde=key, value_serde=value, where=where, **how)
+    return StoreSpec(
+        name=name,
+        kind=kind,
+        key_serde=key,
+        value_serde=value,
+        where=where,
+        **how,
+    )
 
 
 def bytes_store(name: str, *, private: bool = False) -> StoreSpec:
@@ -446,7 +458,13 @@ def bytes_store(name: str, *, private: bool = False) -> StoreSpec:
 def window_store(
     name: str, serdes: tuple[Serde, Serde], retention_ms: int, size_ms: int | None = None
 ) -> StoreSpec:
-    return store_spec(name, serdes, "window", retention_ms=retention_ms, window_size_ms=size_ms)
+    return store_spec(
+        name,
+        serdes,
+        "window",
+        retention_ms=retention_ms,
+        window_size_ms=size_ms,
+    )
 
 
 # --- calls of the DSL -----------------------------------------------------------------------------

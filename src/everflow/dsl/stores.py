@@ -205,7 +205,12 @@ class Stores(Telling, metaclass=FittingClass):
         is kept until stream time reaches its start + ``retention``."""
         size_ms = checked_ms(size, f"Stores.window({name!r}): size", 1)
         what = f"Stores.window({name!r}): retention"
-        retention_ms = checked_ms(retention, what, size_ms, ", and the windows have that size")
+        retention_ms = checked_ms(
+            retention,
+            what,
+            size_ms,
+            ", and the windows have that size",
+        )
         return _made("window", locals(), retention_ms, size_ms)
 
     @staticmethod

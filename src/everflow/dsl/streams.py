@@ -121,13 +121,29 @@ class KStream(_StreamOrTable):
     @builder_call
     def filter(self, predicate: Expression, *, name: str | None = None) -> KStream:
         """Keeps the records for which ``predicate`` is true; NULL is not true. Headers stay."""
-        return KStream(stateless.filtered(self._stream, "filter", predicate, name, negate=False))
+        return KStream(
+            stateless.filtered(
+                self._stream,
+                "filter",
+                predicate,
+                name,
+                negate=False,
+            )
+        )
 
     @builder_call
     def filter_not(self, predicate: Expression, *, name: str | None = None) -> KStream:
         """Keeps the records that ``filter`` drops, also those with a NULL predicate. Headers
         stay."""
-        return KStream(stateless.filtered(self._stream, "filter_not", predicate, name, negate=True))
+        return KStream(
+            stateless.filtered(
+                self._stream,
+                "filter_not",
+                predicate,
+                name,
+                negate=True,
+            )
+        )
 
     @builder_call
     def map(
@@ -162,7 +178,15 @@ class KStream(_StreamOrTable):
         Headers stay.
         """
         node_name, returns, fields = fields_from_options(name, returns, fields)
-        return KStream(stateless.values_mapped(self._stream, mapper, fields, returns, node_name))
+        return KStream(
+            stateless.values_mapped(
+                self._stream,
+                mapper,
+                fields,
+                returns,
+                node_name,
+            )
+        )
 
     @builder_call
     def select_key(
@@ -176,7 +200,15 @@ class KStream(_StreamOrTable):
     def peek(self, action: Callable[..., object], *, name: str | None = None) -> KStream:
         """Calls ``action`` for every record and passes the record on. After a failure ``action``
         may be called again for a record, also under exactly-once. Headers stay."""
-        return KStream(stateless.called_for_effect(self._stream, "PEEK", "peek", action, name))
+        return KStream(
+            stateless.called_for_effect(
+                self._stream,
+                "PEEK",
+                "peek",
+                action,
+                name,
+            )
+        )
 
     @builder_call
     def for_each(self, action: Callable[..., object], *, name: str | None = None) -> None:
@@ -232,7 +264,11 @@ class KStream(_StreamOrTable):
         return BranchedKStream(self._stream, name)
 
     @builder_call
-    def branch(self, default: str | None = None, **predicates: Expression) -> dict[str, KStream]:
+    def branch(
+        self,
+        default: str | None = None,
+        **predicates: Expression,
+    ) -> dict[str, KStream]:
         """Splits the stream in one call: ``stream.branch(big=F.col("value.n") > 9,
         default="rest")["big"]``. Headers stay."""
         branched = BranchedKStream(self._stream, None)
@@ -340,7 +376,12 @@ class KStream(_StreamOrTable):
         records of that side pass through a repartition topic named after ``name``. A result has the
         left record's headers.
         """
-        call, options = joins.JoinCall.of(self._stream, JoinKind.INNER, locals(), "join_asof")
+        call, options = joins.JoinCall.of(
+            self._stream,
+            JoinKind.INNER,
+            locals(),
+            "join_asof",
+        )
         return KStream(joins.joined_as_of(call, _stream_of(other, call), **options))
 
     @builder_call
@@ -365,7 +406,12 @@ class KStream(_StreamOrTable):
         It is another name for the join of two streams in windows: ``join(other,
         windows=JoinWindows(before, after).grace(grace), store=...)``. Headers: as in `join`.
         """
-        call, options = joins.JoinCall.of(self._stream, JoinKind.INNER, locals(), "join_interval")
+        call, options = joins.JoinCall.of(
+            self._stream,
+            JoinKind.INNER,
+            locals(),
+            "join_interval",
+        )
         return KStream(joins.joined_in_interval(call, _stream_of(other, call), **options))
 
     @builder_call
@@ -395,7 +441,12 @@ class KStream(_StreamOrTable):
         Results have their records' times and headers. Waiting records of one key are emitted in
         order.
         """
-        call, options = joins.JoinCall.of(self._stream, JoinKind.LEFT, locals(), "lookup_join")
+        call, options = joins.JoinCall.of(
+            self._stream,
+            JoinKind.LEFT,
+            locals(),
+            "lookup_join",
+        )
         if not isinstance(table, KTable | GlobalKTable):
             raise TopologyError(f"lookup_join takes a table or a global table, found {table!r}")
         is_global = isinstance(table, GlobalKTable)
@@ -1120,7 +1171,11 @@ class CogroupedKStream(_OneAggregator):
     ``grouped.cogroup(aggregator).cogroup(other, its_aggregator).aggregate(...)``."""
 
     @builder_call
-    def cogroup(self, grouped: KGroupedStream, aggregator: Callable[..., Any]) -> CogroupedKStream:
+    def cogroup(
+        self,
+        grouped: KGroupedStream,
+        aggregator: Callable[..., Any],
+    ) -> CogroupedKStream:
         """Adds another grouped stream with the same type of key. ``aggregator`` receives (key,
         value, aggregate) or (value, aggregate)."""
         first = self._members[0][0]
@@ -1246,5 +1301,11 @@ class KGroupedTable(Telling):
                 "aggregate of a grouped table takes either built-ins, e.g. n=agg.count(), or "
                 "initializer=, adder= and subtractor= functions"
             )
-        aggregation = Aggregation(self._group, None, "aggregate", options["store"], options["name"])
+        aggregation = Aggregation(
+            self._group,
+            None,
+            "aggregate",
+            options["store"],
+            options["name"],
+        )
         return KTable(aggregation.aggregate(fields, options))

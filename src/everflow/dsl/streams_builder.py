@@ -246,7 +246,15 @@ class StreamsBuilder(Telling):
             partitioner=key_partitioner_of(arguments["partitioner"], operator),
         )
         node_name = self.graph.node_name(name, "KSTREAM-SOURCE-")
-        node = SourceNode(node_name, (), edge.type, topics, key_serde, value_serde, reading=reading)
+        node = SourceNode(
+            node_name,
+            (),
+            edge.type,
+            topics,
+            key_serde,
+            value_serde,
+            reading=reading,
+        )
         if operator == "stream":
             return self.graph.subscribe(node), edge
         self.graph.claim_topics(topics)
@@ -277,7 +285,11 @@ def _topics(topics: object) -> tuple[str, ...]:
 # --- how topics are read: the keywords of sources -------------------------------------------------
 
 
-def time_of(timestamp: object, edge: Edge, operator: str) -> TimestampExtractor | ColumnExpr | None:
+def time_of(
+    timestamp: object,
+    edge: Edge,
+    operator: str,
+) -> TimestampExtractor | ColumnExpr | None:
     """``timestamp`` checked; None stays None. TopologyError with the cure for anything else."""
     if timestamp is None:
         return None

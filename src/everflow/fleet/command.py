@@ -165,7 +165,13 @@ def _spark(fleet: Fleet) -> Iterator[SparkContext]:
     prepare_environment()
     master = require_cluster(fleet.master or chosen.get("spark.master"))
     require_master_answers(master)
-    settings = spark_settings(fleet.application_id, fleet.least, fleet.cores, fleet.memory, chosen)
+    settings = spark_settings(
+        fleet.application_id,
+        fleet.least,
+        fleet.cores,
+        fleet.memory,
+        chosen,
+    )
     conf = SparkConf().setAll(list(settings.items())).setMaster(master)
     with (
         waiting(f"asking {master} for an application"),

@@ -258,7 +258,11 @@ def main(arguments: Sequence[str] = ()) -> None:
         sys.stdin.read()
         task_gone.set()
 
-    threading.Thread(target=wait_for_the_task, name="everflow-task-watch", daemon=True).start()
+    threading.Thread(
+        target=wait_for_the_task,
+        name="everflow-task-watch",
+        daemon=True,
+    ).start()
     try:
         outcome = Supervisor(order, task_gone, posted_to(order)).run()
     except OSError as error:

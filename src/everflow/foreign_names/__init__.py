@@ -193,7 +193,12 @@ class FittingClass(TellingClass):
 
     if not TYPE_CHECKING:  # a type checker knows the arguments
 
-        def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> type:
+        def __new__(
+            cls,
+            name: str,
+            bases: tuple[type, ...],
+            members: dict[str, Any],
+        ) -> type:
             for called, member in list(members.items()):
                 static = isinstance(member, staticmethod)
                 if called.startswith("_") or not (static or inspect.isfunction(member)):
@@ -239,7 +244,12 @@ def _checked(function: _Function, name: str, cure: str) -> _Function:
     return naming_the_line(call)  # type: ignore[return-value]
 
 
-def _misfit(called: str, error: TypeError, keywords: Mapping[str, Any], cure: str) -> TopologyError:
+def _misfit(
+    called: str,
+    error: TypeError,
+    keywords: Mapping[str, Any],
+    cure: str,
+) -> TopologyError:
     """``keywords`` may have one of Java's names: what it is here is better than an example."""
     owner = called.partition(".")[0]
     said = [

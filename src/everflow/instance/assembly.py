@@ -191,7 +191,14 @@ def job_opener(context: Any, dependencies: Dependencies) -> OpenJob:
 
     def opened(number: int) -> ThreadJob:
         name = f"everflow {client}, stream thread {number}: sub-topologies {within}"
-        return ThreadJob(lambda at: ServingJob(context, number, name, PackedResident(work, at)))
+        return ThreadJob(
+            lambda at: ServingJob(
+                context,
+                number,
+                name,
+                PackedResident(work, at),
+            )
+        )
 
     return opened
 
@@ -242,7 +249,12 @@ class ClusterRecoveryPorts:
     def stable_ends(self, partitions: Sequence[TopicPartition]) -> Offsets:
         return self.dependencies.changelogs.stable_ends(partitions)
 
-    def log_starts(self, partitions: Sequence[TopicPartition], *, known: bool = False) -> Offsets:
+    def log_starts(
+        self,
+        partitions: Sequence[TopicPartition],
+        *,
+        known: bool = False,
+    ) -> Offsets:
         if known:
             return self.dependencies.admin.list_offsets(
                 partitions, "earliest", "read_uncommitted", KNOWN_STARTS_S, whole=False
@@ -288,7 +300,11 @@ class ClusterRecoveryPorts:
 
     def _replay(self, jobs: Sequence[RestoreJob]) -> None:
         fetch_bytes = self.dependencies.config.memory.restore_fetch
-        with LogReader(self.dependencies.reader, latest=True, fetch_bytes=fetch_bytes) as reader:
+        with LogReader(
+            self.dependencies.reader,
+            latest=True,
+            fetch_bytes=fetch_bytes,
+        ) as reader:
             done = restore_all(
                 jobs,
                 reader,
@@ -441,14 +457,24 @@ class ClusterPorts:
             self._clock,
         )
         blueprint = self._dependencies.blueprint
-        copies.scan(self._directory, blueprint.logged, blueprint.changelog, self._changelogs.states)
+        copies.scan(
+            self._directory,
+            blueprint.logged,
+            blueprint.changelog,
+            self._changelogs.states,
+        )
         applied = copies.applied(blueprint.partitions)
         instance.lower_bounds.raised(self._still_there(applied), ON_DISK)
         return copies
 
     def _still_there(self, applied: Offsets) -> dict[TopicPartition, int]:
         try:
-            ends = self._admin.list_offsets(applied, "latest", "read_uncommitted", whole=False)
+            ends = self._admin.list_offsets(
+                applied,
+                "latest",
+                "read_uncommitted",
+                whole=False,
+            )
         except EverflowError as error:
             log.info("The committed offsets noted in the stores are not used: %s", error)
             return {}
@@ -566,7 +592,13 @@ class ClusterPorts:
         queue = self._config.memory.worker(self._config.num_stream_threads).queue
         return {QUEUE: queue >> 10, **self._config.producer()}
 
-    def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery:
+    def recovery(
+        self,
+        instance: Instance,
+        stop: threading.Event,
+        *,
+        pauses: bool,
+    ) -> Recovery:
         config, blueprint = self._config, self._dependencies.blueprint
         ports = ClusterRecoveryPorts(
             dependencies=self._dependencies,
@@ -601,7 +633,12 @@ class ClusterPorts:
             self._clock,
             self._config.state_cleanup_delay_ms,
         )
-        self._maintenance = StateMaintenance(freshness, cleaner, self._directory.sweep, self._clock)
+        self._maintenance = StateMaintenance(
+            freshness,
+            cleaner,
+            self._directory.sweep,
+            self._clock,
+        )
         blueprint = self._dependencies.blueprint
         tables = blueprint.global_partitions
         names = self._dependencies.changelog_topics.union(blueprint.partitions, tables)
@@ -627,7 +664,13 @@ class ClusterPorts:
         inputs = {name: count for name, count in counts.items() if name in blueprint.partitions}
         if topic not in inputs:
             return False
-        return may_grow(blueprint.topology, inputs, topic, partitions, blueprint.application_id)
+        return may_grow(
+            blueprint.topology,
+            inputs,
+            topic,
+            partitions,
+            blueprint.application_id,
+        )
 
     def growth(self) -> TopicGrowth:
         blueprint, admin = self._dependencies.blueprint, self._admin
@@ -750,7 +793,12 @@ def instance_settings(config: StreamsConfig) -> InstanceSettings:
     )
 
 
-def _taken(intake: GlobalRecords, tables: GlobalTables, tp: TopicPartition, chunk: Chunk) -> Chunk:
+def _taken(
+    intake: GlobalRecords,
+    tables: GlobalTables,
+    tp: TopicPartition,
+    chunk: Chunk,
+) -> Chunk:
     """The records of a chunk that enter a global table; ``tables`` get the error of a record."""
     try:
         read = cast(LogChunk, chunk)

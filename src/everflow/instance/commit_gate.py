@@ -199,7 +199,11 @@ class GateBook:
         with self._lock:
             return any(BatchId.parse(batch_id).attempt > 0 for batch_id in self._open)
 
-    def ask(self, batch_id: str, member: MemberMetadata) -> tuple[Decision, OpenBatch | None]:
+    def ask(
+        self,
+        batch_id: str,
+        member: MemberMetadata,
+    ) -> tuple[Decision, OpenBatch | None]:
         """`decide` on the present facts, and note that the batch was answered. ``member`` must have
         been read *before* this call: an eviction between the two shows as a change of ownership."""
         with self._lock:
@@ -223,7 +227,11 @@ class GateBackend:
     clients: WorkerClients = field(default_factory=WorkerClients)
 
 
-def answer(book: GateBook, backend: GateBackend, question: Mapping[str, Any]) -> dict[str, Any]:
+def answer(
+    book: GateBook,
+    backend: GateBackend,
+    question: Mapping[str, Any],
+) -> dict[str, Any]:
     op, batch_id = question.get("op"), str(question.get("batch"))
     if op == "hello":
         return {"ok": book.hello(batch_id, str(question["slot"]), int(question["pid"]))}

@@ -76,7 +76,12 @@ def statuses(
         for task, copy in followed.items()
     }
     found |= {
-        task: TaskStatus(role=role, state=TaskState.CREATED, lag=None, trouble=troubled.get(task))
+        task: TaskStatus(
+            role=role,
+            state=TaskState.CREATED,
+            lag=None,
+            trouble=troubled.get(task),
+        )
         for task, role in (stalled_copies or {}).items()
         if task not in found
     }

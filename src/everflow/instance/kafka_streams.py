@@ -504,7 +504,14 @@ class KafkaStreams(InteractiveQueries, Telling):
         # 2-7. Check the cluster, fence earlier writers, create and check topics and stores.
         admin = ClusterAdmin(config.admin(), stop=stop)
         opened.callback(admin.close)
-        blueprint = prepare_cluster(self._topology, config, admin, directory, self._clock, stop)
+        blueprint = prepare_cluster(
+            self._topology,
+            config,
+            admin,
+            directory,
+            self._clock,
+            stop,
+        )
         if self._observer is not None:
             self._observer.know(blueprint, admin, config.exactly_once)
         left_out = LeftOutLogs(
@@ -516,7 +523,12 @@ class KafkaStreams(InteractiveQueries, Telling):
             admin=admin,
             blueprint=blueprint,
             directory=directory,
-            changelogs=Changelogs(admin, blueprint.cluster_id, config.application_id, left_out),
+            changelogs=Changelogs(
+                admin,
+                blueprint.cluster_id,
+                config.application_id,
+                left_out,
+            ),
         )
         context = self._spark()  # 8.
         # 9-12. The instance, which joins the group last.
@@ -526,7 +538,12 @@ class KafkaStreams(InteractiveQueries, Telling):
         instance = self._life.instance = self._wired(ports)
         instance.uncaught = self._uncaught
         asked = self._query_ports(dependencies, instance)
-        self._queries = store_queries(blueprint, config.application_server, asked, self._clock)
+        self._queries = store_queries(
+            blueprint,
+            config.application_server,
+            asked,
+            self._clock,
+        )
         instance.start()
         self._joined = True
 
@@ -564,7 +581,11 @@ class KafkaStreams(InteractiveQueries, Telling):
             rebalance_log.info("Starting Spark")
         return get_context(self.config.num_stream_threads + RESTORE_THREADS + 1, self._life.stop)
 
-    def _wired(self, ports: ClusterPorts, kind: Callable[..., Instance] = Instance) -> Instance:
+    def _wired(
+        self,
+        ports: ClusterPorts,
+        kind: Callable[..., Instance] = Instance,
+    ) -> Instance:
         settings, of_life = instance_settings(self.config), self._life
         life = (of_life.states, self._on_failed, of_life.stop, self._pause)
         return kind(ports, settings, self._clock, *life, self._metrics, self._tracker)
@@ -695,7 +716,12 @@ class Foreground:
             self._ending_since_s = time.monotonic()
             hurry = "SIGTERM" if number == signal.SIGHUP else "a second one"
             name = signal.Signals(number).name
-            rebalance_log.info("stopping: %s (%s; %s does not wait)", self._what(), name, hurry)
+            rebalance_log.info(
+                "stopping: %s (%s; %s does not wait)",
+                self._what(),
+                name,
+                hurry,
+            )
             streams._begin_close(self.timeout_s, self.leave_group)
         elif count == 2:
             rebalance_log.info(

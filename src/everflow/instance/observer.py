@@ -304,7 +304,12 @@ class Observer:
         seen = self.watch()
         with self._lock:
             now_ms = self.clock.monotonic_ms()
-            found = self._history.facts(seen, now_ms, self.clock.now_ms(), self._said.events())
+            found = self._history.facts(
+                seen,
+                now_ms,
+                self.clock.now_ms(),
+                self._said.events(),
+            )
         return replace(found, drain_goal_s=self.rules.drain_s)
 
     def _observe(self, now_ms: float) -> Observation:
@@ -601,7 +606,11 @@ def other_instances_of(
     )
 
     token = tokens[0] if tokens else ""
-    client = StatusClient(application_id=config.application_id, token=token, tls=_trust(config))
+    client = StatusClient(
+        application_id=config.application_id,
+        token=token,
+        tls=_trust(config),
+    )
     return OtherInstances(client, own, SystemClock())
 
 

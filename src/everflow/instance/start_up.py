@@ -163,7 +163,12 @@ class ClusterTopics:
     def __init__(self, admin: ClusterAdmin, config: StreamsConfig) -> None:
         self._admin, self._config = admin, config
 
-    def prepared(self, topology: Topology, cluster_id: str, directory: StateDirectory) -> Blueprint:
+    def prepared(
+        self,
+        topology: Topology,
+        cluster_id: str,
+        directory: StateDirectory,
+    ) -> Blueprint:
         """May be done again: a broker may not know a new topic's leader yet."""
         admin, config = self._admin, self._config
         # 4. The user's topics, and whether their partitions fit together.
@@ -305,7 +310,11 @@ class ClusterTopics:
         return frozenset(tp.topic for tp in offsets)
 
 
-def await_warm(threads: Sequence[threading.Event], clock: Clock, stop: threading.Event) -> None:
+def await_warm(
+    threads: Sequence[threading.Event],
+    clock: Clock,
+    stop: threading.Event,
+) -> None:
     """Wait for the threads' workers, at most a minute for each. StoppedError."""
     rebalance_log.info(
         "Preparing Spark jobs and Python workers for %s", counted(len(threads), "stream thread")

@@ -471,7 +471,11 @@ class ClusterAdmin:
         doing = f"reading the committed offsets of group {group}"
         return self._retry(once, timeout_s, doing, group)
 
-    def all_committed(self, group: str, timeout_s: float = _REQUEST_S) -> dict[TopicPartition, int]:
+    def all_committed(
+        self,
+        group: str,
+        timeout_s: float = _REQUEST_S,
+    ) -> dict[TopicPartition, int]:
         """Every offset that ``group`` has committed; what a transaction has open does not count
         yet."""
         found = self.committed(group, None, timeout_s, stable=False)

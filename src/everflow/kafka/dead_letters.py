@@ -425,7 +425,12 @@ class Replayer:
     ``partitions(topic)``: how many it has.
     """
 
-    def __init__(self, config: StreamsConfig, topic: str, partitions: Callable[[str], int]) -> None:
+    def __init__(
+        self,
+        config: StreamsConfig,
+        topic: str,
+        partitions: Callable[[str], int],
+    ) -> None:
         self._topic, self._partitions = topic, partitions
         settings = {**config.producer(), "transaction.timeout.ms": 60_000}
         # Not librdkafka's: a late end of one of its transactions ends the next one (note 019).

@@ -349,7 +349,11 @@ class MemberAssignor:
         accepted = screening.accepted
         self.all_asked = all(_asks_to_end(data) for data in accepted.values())
         common = screening.common_version
-        base = AssignmentData(topology=screening.topology, version=common, latest_version=common)
+        base = AssignmentData(
+            topology=screening.topology,
+            version=common,
+            latest_version=common,
+        )
         reference = self.identity.topology if self.topology == screening.topology else ()
         answers = {
             member_id: replace(
@@ -396,9 +400,19 @@ class MemberAssignor:
         cluster, now_ms = self._cluster(screening, counts), int(self._clock.monotonic_ms())
         delays = self._max_delay_ms > 0 and not screening.unread
         if delays:
-            self._delay, cluster = hold_back(self._delay, cluster, now_ms, self._max_delay_ms)
+            self._delay, cluster = hold_back(
+                self._delay,
+                cluster,
+                now_ms,
+                self._max_delay_ms,
+            )
         decided = self._decide(cluster)
-        problems = validate_assignment(decided, cluster.members, cluster.tasks, cluster.held_back)
+        problems = validate_assignment(
+            decided,
+            cluster.members,
+            cluster.tasks,
+            cluster.held_back,
+        )
         if problems:
             raise ValueError(f"it broke the rules: {'; '.join(problems[:10])}")
         if delays:

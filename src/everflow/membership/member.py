@@ -435,7 +435,13 @@ class GroupMember:
 
     def open(self, timeout_s: float = 30.0) -> None:
         topics = self._assignor.topics
-        self._channel = self._open_channel(self._settings, topics, self._assignor, self, timeout_s)
+        self._channel = self._open_channel(
+            self._settings,
+            topics,
+            self._assignor,
+            self,
+            timeout_s,
+        )
         self._subscribed = topics
 
     def turn(self) -> float | None:
@@ -591,7 +597,15 @@ class GroupMember:
         if self._handed_over or (self._assignor.draining and data.draining_done):
             self._drained.set()
         if not self._silent:
-            self._emit(Roles(generation, data.standby, data.warmup, data.hosts, data.draining_done))
+            self._emit(
+                Roles(
+                    generation,
+                    data.standby,
+                    data.warmup,
+                    data.hosts,
+                    data.draining_done,
+                )
+            )
 
     def _take(self, taken: frozenset[TopicPartition], generation: int) -> None:
         revoked = frozenset(self._owned) - taken

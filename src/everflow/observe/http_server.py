@@ -135,7 +135,14 @@ class BoundedLog(logging.Logger):
             return
         self._said[kind] = now_s, 0
         more = f" ({left_out:,} more since the last such line)" if left_out else ""
-        log.log(level, "The HTTP server at %s: %s%s", self._address, kind, more, exc_info=error)
+        log.log(
+            level,
+            "The HTTP server at %s: %s%s",
+            self._address,
+            kind,
+            more,
+            exc_info=error,
+        )
 
 
 class WholeRequestsProtocol(H11Protocol):

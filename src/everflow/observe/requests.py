@@ -84,7 +84,11 @@ def _machine_names() -> frozenset[str]:
     return frozenset({socket.gethostname().lower(), socket.getfqdn().lower()})
 
 
-def own_host_only(app: Application, names: OwnNames, free: Callable[[str], bool]) -> Application:
+def own_host_only(
+    app: Application,
+    names: OwnNames,
+    free: Callable[[str], bool],
+) -> Application:
     """The application, for requests whose Host is one of ``names``, or whose path is ``free``: that
     tells nothing, or needs a token. An absolute target names its own host (RFC 9112, 3.2.2)."""
 

@@ -212,7 +212,11 @@ def result_type(
     return column_type
 
 
-def require_comparable(kind: str, column_type: pa.DataType, where: str | None = None) -> None:
+def require_comparable(
+    kind: str,
+    column_type: pa.DataType,
+    where: str | None = None,
+) -> None:
     """Raises TopologyError if the values are or contain maps, which Spark does not compare."""
     if holds(column_type, pa.types.is_map):
         raise TopologyError(

@@ -64,7 +64,13 @@ class KeyedOperator(TableOperator):
     def one_result(self) -> bool:
         return self.window is None
 
-    def groups_of(self, batch: EdgeBatch, inputs: Inputs, *, skip_null_values: bool) -> Groups:
+    def groups_of(
+        self,
+        batch: EdgeBatch,
+        inputs: Inputs,
+        *,
+        skip_null_values: bool,
+    ) -> Groups:
         """Groups ``batch`` by task, by the bytes of its keys, and by window. UserFunctionError for
         a key that cannot be written.
 
@@ -432,9 +438,22 @@ _Fetch = Callable[[StoreView, Sequence[Bounds], Sequence[bytes]], Iterable[Seque
 """Reads of a store each key's entries within its bounds, and maybe some of longer keys."""
 
 
-def read_entries(store: str, asked: TaskKeys, low: Int64, high: Int64, stores: Stores) -> Kept:
+def read_entries(
+    store: str,
+    asked: TaskKeys,
+    low: Int64,
+    high: Int64,
+    stores: Stores,
+) -> Kept:
     """Each key's entries in a window store, from time ``low`` to ``high`` (ms, included)."""
-    return _read(store, asked, low, high, stores, lambda view, bounds, _: view.range_many(bounds))
+    return _read(
+        store,
+        asked,
+        low,
+        high,
+        stores,
+        lambda view, bounds, _: view.range_many(bounds),
+    )
 
 
 def read_as_of(

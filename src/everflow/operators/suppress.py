@@ -224,7 +224,14 @@ class _Buffer:
             else:
                 place, updated = known.place, known.updates + 1
                 self.size -= _size(key, known)
-            self.buffered[key] = _Entry(by, entry.value, entry.time, entry.headers, place, updated)
+            self.buffered[key] = _Entry(
+                by,
+                entry.value,
+                entry.time,
+                entry.headers,
+                place,
+                updated,
+            )
             self.size += _size(key, entry)
             yield from self._due(by)
             early = self.spec.early

@@ -129,7 +129,12 @@ class LatestUpdates(Operator):
     def run(self, inputs: Inputs) -> TasksResult:
         (batch,) = inputs.sides
         rows = np.flatnonzero(latest_when_put(self.table, batch, inputs.stores))
-        return TasksResult(batch.take(rows), {}, {}, {"out-of-order": len(batch) - len(rows)})
+        return TasksResult(
+            batch.take(rows),
+            {},
+            {},
+            {"out-of-order": len(batch) - len(rows)},
+        )
 
 
 # --- changes of a table's entries, and what they were: for filters and groupings of tables --------
@@ -166,7 +171,12 @@ class VisibleUpdates(Operator):
         (batch,) = inputs.sides
         assert batch.old is not None
         seen = valid(batch.old.value) | valid(batch.value)
-        return TasksResult(batch if seen.all() else batch.take(np.flatnonzero(seen)), {}, {}, {})
+        return TasksResult(
+            batch if seen.all() else batch.take(np.flatnonzero(seen)),
+            {},
+            {},
+            {},
+        )
 
 
 @dataclass(frozen=True)

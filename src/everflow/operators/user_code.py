@@ -112,7 +112,11 @@ def failing_rows(
     return found
 
 
-def refused(serde: Serde, column: pa.Array, error: BaseException) -> dict[int, BaseException]:
+def refused(
+    serde: Serde,
+    column: pa.Array,
+    error: BaseException,
+) -> dict[int, BaseException]:
     """The values that ``serde`` cannot write, by index, each with its own error, after
     `encode_array` raised ``error``; empty where each value by itself can be written. The first
     outage is the last one, since every other value would wait for the same service."""

@@ -111,7 +111,13 @@ def bytes_of(data: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int3
     return np.frombuffer(content or b"", np.uint8), np.frombuffer(places, np.int32)[rows]
 
 
-def wrong_width(expected: str, width: int, data: bytes, *, index: int | None = None) -> SerdeError:
+def wrong_width(
+    expected: str,
+    width: int,
+    data: bytes,
+    *,
+    index: int | None = None,
+) -> SerdeError:
     registry = of_a_registry(data) if len(data) == REGISTRY_HEAD + width else None
     cause = f": {registry}" if registry else ""
     return SerdeError(f"{expected}, found {len(data)}{cause}", index=index)

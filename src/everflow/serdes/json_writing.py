@@ -113,7 +113,12 @@ def write_columns(values: pa.Array) -> pa.Array:
     """As `write`, in columns. Raises one of `_UNFIT` where `write_rows` must be asked."""
     values.validate(full=True)  # a string may hold bytes that are no text
     texts = _texts(values.type)
-    return _in_chunks(values, 16_384, _COLUMN_BYTES, lambda some: texts(some).cast(pa.binary()))
+    return _in_chunks(
+        values,
+        16_384,
+        _COLUMN_BYTES,
+        lambda some: texts(some).cast(pa.binary()),
+    )
 
 
 def _by_value(values: pa.Array) -> pa.Array:

@@ -130,7 +130,11 @@ def time_column(times: Int64) -> pa.Array:
     return numbers_as_bytes(times, ">i8")
 
 
-def window_store_keys(keys: pa.Array, starts: Int64, numbers: Int64 | None = None) -> pa.Array:
+def window_store_keys(
+    keys: pa.Array,
+    starts: Int64,
+    numbers: Int64 | None = None,
+) -> pa.Array:
     """Keys of a window store: key bytes + start + 4-byte sequence number (None: 0). ``keys`` is
     ``pa.binary()``."""
     zero = pa.scalar(_SEQUENCE_ZERO)

@@ -140,7 +140,13 @@ class EntryColumns:
             kept = np.maximum(0, lengths - _SEQUENCE_BYTES)
             raw = slices(raw, np.zeros(len(raw), np.int64), kept)
             serde = TimeWindowedSerde(inner, self.spec.window_size_ms or 0)
-        key, start, end = self._decoded("key", serde.decode_array, raw, keys, blame).flatten()
+        key, start, end = self._decoded(
+            "key",
+            serde.decode_array,
+            raw,
+            keys,
+            blame,
+        ).flatten()
         unknown = self.spec.kind == "window" and self.spec.window_size_ms is None
         return {
             "key": key,

@@ -45,7 +45,11 @@ class LoggedStores:
         return found
 
 
-def logged_stores(topology: Topology, application_id: str, optimization: str) -> LoggedStores:
+def logged_stores(
+    topology: Topology,
+    application_id: str,
+    optimization: str,
+) -> LoggedStores:
     """``optimization``: ``topology.optimization``."""
     program = optimized(topology, optimization)
     planned = plan(program, cut(program).index_of, application_id)

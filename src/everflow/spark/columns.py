@@ -174,7 +174,11 @@ class _Door:
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.bind(self.path)
         self._listening.listen()
-        threading.Thread(target=self._serve, name="everflow-columns-door", daemon=True).start()
+        threading.Thread(
+            target=self._serve,
+            name="everflow-columns-door",
+            daemon=True,
+        ).start()
 
     def add(self, prepare: Prepare) -> int:
         with self._lock:

@@ -387,10 +387,23 @@ def analyse(
     )
     if known is None and not calls:
         keep(key, analysis)
-    return ColumnExpr(column=column, type=type_, uses=uses, calls=calls, arrow=arrow, why=why)
+    return ColumnExpr(
+        column=column,
+        type=type_,
+        uses=uses,
+        calls=calls,
+        arrow=arrow,
+        why=why,
+    )
 
 
-def _asked(column: Column, schema: str, text: str, edge: EdgeType, where: str | None) -> Analysis:
+def _asked(
+    column: Column,
+    schema: str,
+    text: str,
+    edge: EdgeType,
+    where: str | None,
+) -> Analysis:
     try:
         with without_error_log(), waiting("analysing a Column"):
             selected = _empty_frame(get_session(), schema).select(column)._jdf

@@ -156,7 +156,13 @@ class StoreReads:
     ) -> Iterator[tuple[Any, Any]]:
         raise NotImplementedError
 
-    def _scan_of(self, key: bytes, asked: KeyRange, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
+    def _scan_of(
+        self,
+        key: bytes,
+        asked: KeyRange,
+        *,
+        reverse: bool,
+    ) -> Iterator[tuple[Any, Any]]:
         """`_scan` of one key."""
         return self._scan(*asked, reverse=reverse)
 
@@ -172,7 +178,11 @@ class KeyReads(StoreReads):
         open."""
         return self._scan(*self._bounds(first, last))
 
-    def reverse_range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
+    def reverse_range(
+        self,
+        first: Any = None,
+        last: Any = None,
+    ) -> Iterator[tuple[Any, Any]]:
         """As `range`, from ``last`` down to ``first``."""
         return self._scan(*self._bounds(first, last), reverse=True)
 
@@ -240,7 +250,13 @@ class WindowReads(TimedReads):
         """As `fetch_all`, in reverse order."""
         return self._between(None, None, time_from, time_to, reverse=True)
 
-    def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[Found]:
+    def fetch_range(
+        self,
+        first: Any,
+        last: Any,
+        time_from: int,
+        time_to: int,
+    ) -> Iterator[Found]:
         """As `fetch_all`, of the keys ``first <= key <= last`` (as bytes); None leaves a side
         open."""
         return self._between(first, last, time_from, time_to)
@@ -270,7 +286,12 @@ class SessionReads(TimedReads):
         """As `fetch`, the latest session first."""
         return self._of(key, 0, TIME_MAX, reverse=True)
 
-    def find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[Found]:
+    def find_sessions(
+        self,
+        key: Any,
+        earliest_end: int,
+        latest_start: int,
+    ) -> Iterator[Found]:
         """The sessions of one key that end at ``earliest_end`` or later and start at
         ``latest_start`` or earlier, in the order of their ends."""
         return self._of(key, earliest_end, latest_start)

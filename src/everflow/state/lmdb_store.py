@@ -504,8 +504,19 @@ def _open_environment(
                 )
             expires = kind != KEY_VALUE and retention_ms is not None
             length = segment_ms(retention_ms or 0) if expires else None
-            known = StoreMeta(kind=kind, retention_ms=retention_ms, segment_ms=length).encode()
-            environment.write(lambda txn: txn.put(_META, known, db=database, overwrite=False))
+            known = StoreMeta(
+                kind=kind,
+                retention_ms=retention_ms,
+                segment_ms=length,
+            ).encode()
+            environment.write(
+                lambda txn: txn.put(
+                    _META,
+                    known,
+                    db=database,
+                    overwrite=False,
+                )
+            )
         return LmdbStore(path, environment, StoreMeta.decode(known, str(path)).kind)
     except BaseException:
         environment.close()

@@ -339,7 +339,11 @@ class OrderedEntries(Generic[T]):
         return self._keys
 
 
-def _read(keys: list[bytes], of: dict[bytes, T], at: Sequence[int]) -> Iterator[tuple[bytes, T]]:
+def _read(
+    keys: list[bytes],
+    of: dict[bytes, T],
+    at: Sequence[int],
+) -> Iterator[tuple[bytes, T]]:
     for one in at:
         key = keys[one]
         yield key, of[key]

@@ -179,7 +179,11 @@ class StateDirectory:
 
     def record_input_ids(self, cluster_id: str, ids: Mapping[str, str]) -> None:
         """Note them for the next start. StateDiskError."""
-        text = json.dumps({"cluster": cluster_id, "ids": dict(ids)}, indent=1, sort_keys=True)
+        text = json.dumps(
+            {"cluster": cluster_id, "ids": dict(ids)},
+            indent=1,
+            sort_keys=True,
+        )
         with disk_errors(self.path, "written"):
             _write_durably(self.path / _INPUTS, text)
 

@@ -143,7 +143,11 @@ def _last_of_key(cursor: Any, key: bytes) -> bytes | None:
     return None
 
 
-def _valid(entries: Iterable[tuple[bytes, bytes]], first: int, last: int) -> Iterator[Version]:
+def _valid(
+    entries: Iterable[tuple[bytes, bytes]],
+    first: int,
+    last: int,
+) -> Iterator[Version]:
     for stored_key, stored in entries:
         end, start = _TIMES.unpack_from(stored_key, len(stored_key) - _TIMES.size)
         if start > last:

@@ -353,7 +353,12 @@ class EmbeddedBroker:
 
     def _launch(self, class_path: str, lock: int) -> None:
         options = os.environ.get("KAFKA_OPTS", "").split()
-        command = self._java(class_path, f"-Xmx{self._heap}", "-Djava.awt.headless=true", *options)
+        command = self._java(
+            class_path,
+            f"-Xmx{self._heap}",
+            "-Djava.awt.headless=true",
+            *options,
+        )
         command += ["kafka.Kafka", str(self.data_folder / "server.properties")]
         removed_with_owner = "-" if self._keep_data else str(self.data_folder)
         with self.log_path.open("ab") as log:
@@ -628,7 +633,12 @@ class EmbeddedCluster:
     def wait_until_in_sync(self, timeout_s: float = 120.0) -> None:
         """Wait until every partition of every topic has a leader and all its replicas in sync.
         Raises AssertionError after ``timeout_s`` seconds."""
-        wait_until(lambda: not self._behind(), timeout_s, "replicas to be in sync", self._behind)
+        wait_until(
+            lambda: not self._behind(),
+            timeout_s,
+            "replicas to be in sync",
+            self._behind,
+        )
 
     def roll(self) -> None:
         """Restart the brokers one after the other, each once the replicas are in sync again."""

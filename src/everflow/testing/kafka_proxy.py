@@ -240,7 +240,11 @@ class KafkaProxy:
     def start(self) -> KafkaProxy:
         """Listen on a free port, on a thread of the proxy's own; returns the proxy."""
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever,
+            name="proxy",
+            daemon=True,
+        )
         self._thread.start()
         self._call(self._open())
         return self
@@ -393,7 +397,11 @@ class KafkaProxy:
         since = _NODE_ENDPOINTS_SINCE.get(asked.name, 0)
         if asked.name not in _WITH_ADDRESSES or asked.version < since:
             return frame
-        answer = _message(f"{asked.name}Response").decode(frame, version=asked.version, header=True)
+        answer = _message(f"{asked.name}Response").decode(
+            frame,
+            version=asked.version,
+            header=True,
+        )
         named = [one for one in _addresses(answer, asked) if one.host]
         for one in named:
             node = int(one.broker_id if asked.name == "DescribeCluster" else one.node_id)

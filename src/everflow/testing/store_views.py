@@ -132,7 +132,11 @@ class _View(Telling):
         found = self.store().range(None, None)
         return ((self._shown(key), self._value(stored)) for key, stored in found)
 
-    def _find(self, key: Any, stored_key: Callable[[bytes], bytes]) -> ValueAndTimestamp | None:
+    def _find(
+        self,
+        key: Any,
+        stored_key: Callable[[bytes], bytes],
+    ) -> ValueAndTimestamp | None:
         encoded = self.spec.key_serde.encode(key)
         found = None if encoded is None else self.store().get_many([stored_key(encoded)])[0]
         return None if found is None else self._value(found)
@@ -170,7 +174,12 @@ class VersionedView(KeyValueView):
         history_ms = self.spec.retention_ms or 0
         return record_as_of(self._versions(encoded), encoded, as_of, history_ms, self.decode)
 
-    def versions(self, key: Any, first: int = 0, last: int = OPEN - 1) -> list[VersionedRecord]:
+    def versions(
+        self,
+        key: Any,
+        first: int = 0,
+        last: int = OPEN - 1,
+    ) -> list[VersionedRecord]:
         """The versions of ``key`` valid at any time from ``first`` to ``last`` (ms, both included),
         in order of time."""
         encoded = self.spec.key_serde.encode(key)

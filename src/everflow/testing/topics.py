@@ -143,7 +143,12 @@ class InputTopic(Telling):
 class OutputTopic(Telling):
     """Reads decoded records of one topic, in the order in which they were written."""
 
-    def __init__(self, records: deque[RawRecord], topic: str, serdes: tuple[Serde, Serde]) -> None:
+    def __init__(
+        self,
+        records: deque[RawRecord],
+        topic: str,
+        serdes: tuple[Serde, Serde],
+    ) -> None:
         self._records, self._topic = records, topic
         self._key, self._value = serdes
 

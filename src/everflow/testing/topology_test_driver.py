@@ -335,7 +335,11 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             [record for topic, listed in records.items() for record in topic.written(listed)]
         )
 
-    def _pipe(self, records: Sequence[RawRecord], idle_times: IdleTimes | None = None) -> None:
+    def _pipe(
+        self,
+        records: Sequence[RawRecord],
+        idle_times: IdleTimes | None = None,
+    ) -> None:
         """Run ``records`` as one micro-batch, then whatever they put into repartition topics. Those
         of global tables' topics are in the tables before. ``idle_times``: stream times of idle
         sources in the first of them."""
@@ -354,7 +358,11 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             if looped:
                 pending.append(looped)
 
-    def _micro_batch(self, records: Sequence[RawRecord], idle_times: IdleTimes) -> list[RawRecord]:
+    def _micro_batch(
+        self,
+        records: Sequence[RawRecord],
+        idle_times: IdleTimes,
+    ) -> list[RawRecord]:
         rows, ends = [], dict(self._offsets)
         for record in records:
             tp = TopicPartition(record.topic, record.partition)
@@ -426,7 +434,12 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         step = self._step if trial is None else trial_of(self._step, trial)
         return step.run(request, decoded, self._columns, {})
 
-    def _keep(self, request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
+    def _keep(
+        self,
+        request: BatchRequest,
+        result: StepResult,
+        sources: Sources,
+    ) -> BatchResult:
         """The step's sink."""
         take_letters(result, sources)
         self._result, self._written = result, []
@@ -498,7 +511,11 @@ def _serdes(operator: str, key: object, value: object) -> tuple[Serde, Serde]:
     return checked_serde(key, "key", operator), checked_serde(value, "value", operator)
 
 
-def _with_topics(topology: Topology, topics: Collection[str], application_id: str) -> Topology:
+def _with_topics(
+    topology: Topology,
+    topics: Collection[str],
+    application_id: str,
+) -> Topology:
     if not topics and (sources := pattern_sources(topology)):
         raise TopologyError(
             f"the source at {sources[0].where} reads the topics of a pattern, "
@@ -712,7 +729,15 @@ class DriverTopics:
                 return partition
             if key is None or count == 1:
                 return 0
-            return int(partitions_of(by, topic, pa.array([key], pa.binary()), serde, count)[0])
+            return int(
+                partitions_of(
+                    by,
+                    topic,
+                    pa.array([key], pa.binary()),
+                    serde,
+                    count,
+                )[0]
+            )
 
         return place
 

@@ -175,7 +175,12 @@ def shown_nodes(sub: SubTopology | GlobalSubTopology) -> dict[str, Shown]:
     def standing(names: Iterable[str]) -> list[str]:
         return [name for each in names for name in stands_for.get(each, [each])]
 
-    def show(name: str, node: Node, before: Iterable[str], stores: Iterable[str] = ()) -> Shown:
+    def show(
+        name: str,
+        node: Node,
+        before: Iterable[str],
+        stores: Iterable[str] = (),
+    ) -> Shown:
         shown[name] = Shown(
             name=name,
             kind="Processor",
@@ -371,20 +376,40 @@ def _of_op(op: PlanOp | TimeOp) -> Iterator[ExecutionPath]:
                 op.name, PYTHON, f"calls {_texts(extractor.fn)} for times", op.where
             )
         case TimeOp(extractor=extractor) if extractor is not None:
-            yield ExecutionPath(op.name, ARROW, f"times by {type(extractor).__name__}", op.where)
+            yield ExecutionPath(
+                op.name,
+                ARROW,
+                f"times by {type(extractor).__name__}",
+                op.where,
+            )
         case NodeOp(node=FunctionNode(fn=fn)):
-            yield ExecutionPath(op.name, PYTHON, f"calls {_texts(fn)} for each record", op.where)
+            yield ExecutionPath(
+                op.name,
+                PYTHON,
+                f"calls {_texts(fn)} for each record",
+                op.where,
+            )
         case AskOp():
             yield ExecutionPath(
                 op.name, PYTHON, f"calls {_texts(op.operator)} for entries", op.where
             )
         case NodeOp(node=TakeNode(taken=taken)):
             answer = "true" if taken else "false"
-            yield ExecutionPath(op.name, ARROW, f"the records whose answer is {answer}", None)
+            yield ExecutionPath(
+                op.name,
+                ARROW,
+                f"the records whose answer is {answer}",
+                None,
+            )
         case NodeOp(node=UnnestNode()):
             yield ExecutionPath(op.name, ARROW, "a record for each element of a list", None)
         case NodeOp(node=PrintNode(rows=rows)):
-            yield ExecutionPath(op.name, ARROW, f"prints {rows} rows of a batch at most", op.where)
+            yield ExecutionPath(
+                op.name,
+                ARROW,
+                f"prints {rows} rows of a batch at most",
+                op.where,
+            )
         case StatefulOp():
             stores = "store " + ", ".join(
                 spec.name for spec in (*op.stores, *op.reads, *op.looks_up)

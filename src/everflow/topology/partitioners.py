@@ -64,7 +64,15 @@ def partitions_of(
         return key_partitions(without_windows(keys, serde), partitions, MURMUR2)
     if isinstance(partitioner, str):
         return key_partitions(keys, partitions, partitioner)
-    found = [partitioner(topic, serde.decode(key), None, partitions) for key in keys.to_pylist()]
+    found = [
+        partitioner(
+            topic,
+            serde.decode(key),
+            None,
+            partitions,
+        )
+        for key in keys.to_pylist()
+    ]
     return np.array(found, np.int64)
 
 

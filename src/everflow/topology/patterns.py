@@ -27,7 +27,11 @@ def pattern_sources(graph: Graph) -> list[SourceNode]:
     ]
 
 
-def matched(graph: Graph, existing: Iterable[str], application_id: str) -> dict[str, SourceNode]:
+def matched(
+    graph: Graph,
+    existing: Iterable[str],
+    application_id: str,
+) -> dict[str, SourceNode]:
     """The topics that a pattern names, and its source. Kafka's own topics and the application's
     internal ones belong to no pattern. TopologyError for a topic of two sources."""
     named = {
@@ -57,7 +61,11 @@ def matched(graph: Graph, existing: Iterable[str], application_id: str) -> dict[
     return found
 
 
-def with_topics(topology: Topology, existing: Iterable[str], application_id: str) -> Topology:
+def with_topics(
+    topology: Topology,
+    existing: Iterable[str],
+    application_id: str,
+) -> Topology:
     """Patterns become the topics there are; TopologyError for one that none matches."""
     sources = pattern_sources(topology)
     if not sources:

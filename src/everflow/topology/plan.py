@@ -196,7 +196,13 @@ class NodeOp(_Step):
 
     @staticmethod
     def of(node: StepNode, inputs: tuple[int, ...], output: int = -1) -> NodeOp:
-        return NodeOp(name=node.name, where=node.where, node=node, inputs=inputs, output=output)
+        return NodeOp(
+            name=node.name,
+            where=node.where,
+            node=node,
+            inputs=inputs,
+            output=output,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -499,7 +505,11 @@ Stage = Compute | Pick | Call
 _Graph = TypeVar("_Graph", bound=Graph)
 
 
-def plan(topology: Graph, subtopology_of: Mapping[str, int], application_id: str) -> PhysicalPlan:
+def plan(
+    topology: Graph,
+    subtopology_of: Mapping[str, int],
+    application_id: str,
+) -> PhysicalPlan:
     return _Planner(topology, subtopology_of, application_id).finish()
 
 
@@ -768,7 +778,17 @@ class _Planner:
         repartition = node.kind == "repartition"
 
         def chosen(what: str, column: ColumnExpr, kind: pa.DataType) -> tuple[int, ...]:
-            return tuple(self._choice(node, what, column, kind, one, self._ops) for one in inputs)
+            return tuple(
+                self._choice(
+                    node,
+                    what,
+                    column,
+                    kind,
+                    one,
+                    self._ops,
+                )
+                for one in inputs
+            )
 
         topic: str | Callable[..., Any] | None
         if isinstance(node.topic, ColumnExpr):
@@ -825,7 +845,15 @@ class _Planner:
         value = pa.struct([(what, kind), ("value", edge.value)])
         out = self._slot(node.name, EdgeType(edge.key, value))
         columns = {what: (column, kind)}
-        return self._computed(Projection(node=node, columns=columns, input=slot, output=out), ops)
+        return self._computed(
+            Projection(
+                node=node,
+                columns=columns,
+                input=slot,
+                output=out,
+            ),
+            ops,
+        )
 
     def finish(self) -> PhysicalPlan:
         for node in self._topology.nodes:

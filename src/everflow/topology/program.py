@@ -47,7 +47,11 @@ class Topology(Graph, Telling):
         parts = [f"{verb} {', '.join(names)}" for verb, names in flows_of(self).items() if names]
         return f"Topology({'; '.join(parts)})"
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+    def _repr_mimebundle_(
+        self,
+        include: object = None,
+        exclude: object = None,
+    ) -> dict[str, str]:
         """For JupyterLab 4.1 or Notebook 7.1, which draw Mermaid; others show the text."""
         return {"text/vnd.mermaid": as_mermaid(self), "text/plain": repr(self)}
 

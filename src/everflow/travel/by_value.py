@@ -131,7 +131,11 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         facts = {name: fn.__globals__[name] for name in _MODULE_FACTS if name in fn.__globals__}
         return self._spaces.setdefault(id(fn.__globals__), facts)
 
-    def _used(self, fn: FunctionType, names: Mapping[str, Any]) -> dict[ModuleType, dict[str, Any]]:
+    def _used(
+        self,
+        fn: FunctionType,
+        names: Mapping[str, Any],
+    ) -> dict[ModuleType, dict[str, Any]]:
         """Modules of the program that ``fn`` reads attributes of, with those: by names alone."""
         attributes, imported = _attributes(fn.__code__)
         reached = [

@@ -277,7 +277,12 @@ class NodeColumns:
                 batch = batch.take(np.flatnonzero(kept.to_numpy(zero_copy_only=False)))
         records[self.output] = batch if self.made is None else self._made(self.made, batch, client)
 
-    def _made(self, selection: Selection, batch: EdgeBatch, client: ColumnClient) -> EdgeBatch:
+    def _made(
+        self,
+        selection: Selection,
+        batch: EdgeBatch,
+        client: ColumnClient,
+    ) -> EdgeBatch:
         called, index = batch, None
         if self.skips_null and batch.value.null_count:
             index = np.flatnonzero(batch.value.is_valid().to_numpy(zero_copy_only=False))

@@ -394,7 +394,12 @@ def _fault(
     kind: str = "undecodable",
     code: str | None = None,
 ) -> Fault:
-    record = BadRecord(source.topic, int(raw.partition[row]), int(raw.offset[row]), source.node)
+    record = BadRecord(
+        source.topic,
+        int(raw.partition[row]),
+        int(raw.offset[row]),
+        source.node,
+    )
     failure = BatchFailure(
         kind=kind,
         error=text,
@@ -419,7 +424,12 @@ def _joined(columns: Sequence[Int64]) -> Int64:
     return np.concatenate(columns) if columns else np.empty(0, np.int64)
 
 
-def raw_records(found: LogColumns, source: Source, partitions: Int32, places: Int64) -> EdgeBatch:
+def raw_records(
+    found: LogColumns,
+    source: Source,
+    partitions: Int32,
+    places: Int64,
+) -> EdgeBatch:
     """The records of one source as they came, at these ``places`` of a batch."""
     return EdgeBatch(
         key=found.keys,

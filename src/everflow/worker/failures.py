@@ -115,7 +115,12 @@ Sources = Sequence[Source]
 """The sources of a plan, by their indexes."""
 
 
-def record_at(batch: EdgeBatch, row: int, sources: Sources, node: str | None = None) -> BadRecord:
+def record_at(
+    batch: EdgeBatch,
+    row: int,
+    sources: Sources,
+    node: str | None = None,
+) -> BadRecord:
     """The input record of a row; ``node``: that failed on it, by default its source's."""
     source = sources[int(batch.source[row])]
     partition, offset = int(batch.partition[row]), int(batch.offset[row])
@@ -237,10 +242,19 @@ class Failures:
         if self.found:
             raise_all(list(self.found.values()))
 
-    def raise_of(self, causes: Mapping[int, BaseException], stage: str = PROCESSING) -> NoReturn:
+    def raise_of(
+        self,
+        causes: Mapping[int, BaseException],
+        stage: str = PROCESSING,
+    ) -> NoReturn:
         raise_all([self._failure(*one, stage) for one in causes.items()])
 
-    def _failure(self, row: int, error: BaseException, stage: str = PROCESSING) -> RecordFailure:
+    def _failure(
+        self,
+        row: int,
+        error: BaseException,
+        stage: str = PROCESSING,
+    ) -> RecordFailure:
         hint = ""
         undecoded = pa.types.is_binary(self.batch.value.type)
         if undecoded and isinstance(error, TypeError | AttributeError):
@@ -353,7 +367,12 @@ def failure_of_text(text: str, columns: Sequence[str] = ()) -> BatchFailure:
             where=tuple(columns),
             details=text,
         )
-    return BatchFailure(kind="other", error=says(text), line=innermost_line_in(text), details=text)
+    return BatchFailure(
+        kind="other",
+        error=says(text),
+        line=innermost_line_in(text),
+        details=text,
+    )
 
 
 def says(text: str) -> str:

@@ -229,7 +229,11 @@ class _Search(Generic[_T]):
         node = next(one.node for one in self.batch.decoder.sources if one.topic == tp.topic)
         return BadRecord(tp.topic, tp.partition, int(columns.offsets[row]), node), cause
 
-    def failing(self, taken: Sequence[tuple[int, int]] | None, trial: Trial) -> Exception | None:
+    def failing(
+        self,
+        taken: Sequence[tuple[int, int]] | None,
+        trial: Trial,
+    ) -> Exception | None:
         """The error of a trial of these records (None: all); None if it succeeds.
         DamagedEntryError."""
         taken = _in_time(self.read) if taken is None else taken

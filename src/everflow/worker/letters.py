@@ -516,7 +516,11 @@ def _letter(letters: Letters) -> Written:
     return Written(letters.topic, one.size, origin)
 
 
-def _outputs(output: SinkOutput, sources: Sources, topics: Collection[str]) -> Iterator[Written]:
+def _outputs(
+    output: SinkOutput,
+    sources: Sources,
+    topics: Collection[str],
+) -> Iterator[Written]:
     count = len(output.batch)
     names = [output.topics] * count if isinstance(output.topics, str) else output.topics
     asked = np.array([name in topics for name in names], bool)

@@ -96,7 +96,11 @@ class Order:
             begin = FIRST_ID + self._count
             self._kept.append(paths)
             self._count += len(paths)
-            done = replace(done, seq=np.arange(begin, begin + len(paths), dtype=np.int64), put=None)
+            done = replace(
+                done,
+                seq=np.arange(begin, begin + len(paths), dtype=np.int64),
+                put=None,
+            )
         if isinstance(op, StatefulOp) and op.old is not None:
             assert done.old is not None
             self._records[op.old] = replace(done.old, seq=done.seq, put=None)

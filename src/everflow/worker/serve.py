@@ -173,7 +173,11 @@ class BatchUnwantedError(RetriableError):
 class LmdbAccess:
     """Snapshots of the LMDB stores whose folders the request names."""
 
-    def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[FollowedView]:
+    def view(
+        self,
+        task: TaskContext,
+        spec: StoreSpec,
+    ) -> AbstractContextManager[FollowedView]:
         return LmdbStore.open(task.stores[spec.name].path).snapshot()
 
     def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
@@ -337,7 +341,11 @@ class ResidentStep:
             request, read = self._read(reader, request)
             memory.begin(sum(found.nbytes for found in read.values()))
 
-        def compute(request: BatchRequest, decoded: BatchInput, trial: Trial | None) -> BatchResult:
+        def compute(
+            request: BatchRequest,
+            decoded: BatchInput,
+            trial: Trial | None,
+        ) -> BatchResult:
             step = self.step if trial is None else trial_of(self.step, trial)
             return step.run(request, decoded, columns, timings)
 

@@ -183,7 +183,12 @@ class KafkaSink:
     ports: SinkPorts
     layouts: str = ""
 
-    def __call__(self, request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
+    def __call__(
+        self,
+        request: BatchRequest,
+        result: StepResult,
+        sources: Sources,
+    ) -> BatchResult:
         """See `Sink`. Raises UndecodableRecord for one that is to stop the application,
         TaskMigratedError, UnknownOutcomeError and RetriableError as `RecordWriter` does; whatever
         is raised, no store has changed."""

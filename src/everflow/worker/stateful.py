@@ -339,7 +339,12 @@ class GroupRun:
                 raise stores.access.unread(owners, read, error) from error
             raise
 
-    def _inputs_of(self, op: StatefulOp, sides: Sequence[EdgeBatch], tasks: _Tasks) -> Inputs:
+    def _inputs_of(
+        self,
+        op: StatefulOp,
+        sides: Sequence[EdgeBatch],
+        tasks: _Tasks,
+    ) -> Inputs:
         return Inputs(
             sides,
             _views(op, tasks, self.stores),
@@ -457,7 +462,11 @@ class GroupRun:
                 continue
             parts = PartStores(self.stores)
 
-            def run(part: Sequence[EdgeBatch], task: TaskId = task, of: PartStores = parts) -> None:
+            def run(
+                part: Sequence[EdgeBatch],
+                task: TaskId = task,
+                of: PartStores = parts,
+            ) -> None:
                 some = iter(part)
                 inputs = [[next(some) for _ in range(count)] for count in counts]
                 on_parts = replace(self, stores=of)
@@ -484,7 +493,13 @@ def _around(
     subtopology: int, sources: Sources, request: BatchRequest, skipped: frozenset[ClockCall]
 ) -> Surroundings:
     topics = {source.index: source.topic for source in sources}
-    return Surroundings(request.application_id, subtopology, topics, request.wall_clock_ms, skipped)
+    return Surroundings(
+        request.application_id,
+        subtopology,
+        topics,
+        request.wall_clock_ms,
+        skipped,
+    )
 
 
 def _seq_of(sides: Sequence[EdgeBatch], error: UserFunctionError) -> int:
@@ -495,7 +510,11 @@ def _seq_of(sides: Sequence[EdgeBatch], error: UserFunctionError) -> int:
     )
 
 
-def _failure(op: StatefulOp | AskOp, sources: Sources, error: UserFunctionError) -> RecordFailure:
+def _failure(
+    op: StatefulOp | AskOp,
+    sources: Sources,
+    error: UserFunctionError,
+) -> RecordFailure:
     """Of no record if it comes of `close`, which is called behind all records."""
     record = None
     if error.source >= 0:
@@ -527,7 +546,11 @@ def _times(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> Mapping[int, in
     return {partition: stores.stream_time(task, op.name) for partition, task in tasks.items()}
 
 
-def _clocks(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> Mapping[int, Mapping[str, int]]:
+def _clocks(
+    op: StatefulOp,
+    tasks: _Tasks,
+    stores: TaskStores,
+) -> Mapping[int, Mapping[str, int]]:
     if isinstance(stores, PartStores):
         return {}  # the wall clock calls behind all records
     return {

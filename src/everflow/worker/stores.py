@@ -55,7 +55,11 @@ class FollowedView(StoreView, Protocol):
 class StoreAccess(Protocol):
     """Opens the committed content of a task's store (LMDB, test driver); picklable."""
 
-    def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[FollowedView]:
+    def view(
+        self,
+        task: TaskContext,
+        spec: StoreSpec,
+    ) -> AbstractContextManager[FollowedView]:
         """A consistent snapshot, closed when the step is done."""
 
     def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
@@ -316,7 +320,11 @@ class CheckedAccess:
             f"One of these stores has an entry that cannot be read: {why}\n  {places}"
         )
 
-    def _accuse(self, task: TaskContext, spec: StoreSpec) -> Callable[[bytes, str], Exception]:
+    def _accuse(
+        self,
+        task: TaskContext,
+        spec: StoreSpec,
+    ) -> Callable[[bytes, str], Exception]:
         def accuse(key: bytes, why: str) -> Exception:
             error = self._damaged(task, spec, key, why)
             self.distrust(task, spec, str(error).partition("\n")[0])

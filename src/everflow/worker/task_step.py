@@ -227,7 +227,12 @@ class TaskStep:
             records, result = self._merged(request, decoded, client, timings)
             idle = moved(request, self.sources, result.consumed)
             shared = self._shared_stores(bool(idle))
-            with TaskStores(self.stores, request.tasks, shared, request.global_tasks) as stores:
+            with TaskStores(
+                self.stores,
+                request.tasks,
+                shared,
+                request.global_tasks,
+            ) as stores:
                 running = _Running(
                     step=self,
                     request=request,
@@ -280,7 +285,13 @@ class TaskStep:
                 with timed(timings, "columns"):
                     op(batch_input.batches, client)
         times = [op for op in self.times if isinstance(op, TimeOp)]
-        extracted = extract_times(times, batch_input, self.sources, request, self.every_failure)
+        extracted = extract_times(
+            times,
+            batch_input,
+            self.sources,
+            request,
+            self.every_failure,
+        )
         records, consumed = merge_inputs(
             batch_input, self.sources, request.ranges, request.log_ends, request.waits
         )
@@ -375,7 +386,12 @@ class _Running:
                 output = with_old_values(one, output, self.stores)
             self.order.keep(one, output)
 
-    def _mapped_rows(self, op: StatefulOp, nodes: tuple[str, ...], rows: EdgeBatch) -> EdgeBatch:
+    def _mapped_rows(
+        self,
+        op: StatefulOp,
+        nodes: tuple[str, ...],
+        rows: EdgeBatch,
+    ) -> EdgeBatch:
         """What stateless nodes make of rows that ``op`` has found in a store, row by row."""
         through = next(one for one in op.through if one.nodes == nodes)
         found: Records = {through.input: rows}

@@ -375,7 +375,12 @@ class Aggregation:
             early = 0 if self.emit.early is None else self.emit.early.records or 0
         return CountWindowSpec(layout=layout, numbers=numbers, early=early)
 
-    def _value_serde(self, returns: object, value: object, aggregator: Callable[..., Any]) -> Serde:
+    def _value_serde(
+        self,
+        returns: object,
+        value: object,
+        aggregator: Callable[..., Any],
+    ) -> Serde:
         if value is not None and returns is None:
             return checked_serde(value, "value", "aggregate")
         type_ = result_type(returns, aggregator, "aggregate")

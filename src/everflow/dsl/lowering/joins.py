@@ -164,7 +164,12 @@ class JoinCall:
         name = f"{joined.node}-joiner"
         if is_column(joiner, self.operator):
             value = unless_deleted(joiner, edge) if table else analyse(joiner, edge.type)
-            return joined.projected(name, JOINER, edge.with_types(value=value.type), value=value)
+            return joined.projected(
+                name,
+                JOINER,
+                edge.with_types(value=value.type),
+                value=value,
+            )
         made = edge.returning(self.operator, joiner, value=self.returns)
         called = self._function(joiner)
         called = TableMapper(called) if table else called
@@ -307,7 +312,12 @@ def _grace_buffer(
 def _buffer(stream: Stream, call: JoinCall, grace_ms: int, claimed: str) -> GraceBuffer:
     key_serde, value_serde = stream.edge.serdes(call.operator)
     spec = bytes_store(claimed)
-    return GraceBuffer(store=spec, key_serde=key_serde, value_serde=value_serde, grace_ms=grace_ms)
+    return GraceBuffer(
+        store=spec,
+        key_serde=key_serde,
+        value_serde=value_serde,
+        grace_ms=grace_ms,
+    )
 
 
 def joined_with_stream(
@@ -348,7 +358,17 @@ def joined_in_windows(
         left_first=graph.hands_on_first(lefts.node, rights.node),
     )
     name, edge, sides = parts[-1].name, call.edge(lefts, rights), (lefts.node, rights.node)
-    return call.made(lefts.kept(name, "JOIN", operator, stores, edge, sides=sides, parts=parts))
+    return call.made(
+        lefts.kept(
+            name,
+            "JOIN",
+            operator,
+            stores,
+            edge,
+            sides=sides,
+            parts=parts,
+        )
+    )
 
 
 def _stores(
@@ -673,7 +693,12 @@ class _ForeignKeyJoin:
         source = self.left.behind(updates, self.left.edge)
         new = with_foreign_key(source, self.right, self.on, self.operator, f"{name}-new")
         edge = Edge.inside(self.right.edge.type.key, SUBSCRIPTION)
-        return new.kept(f"{name}-asking", "FK-ASK", ForeignKeys(*written, self.kind), edge=edge)
+        return new.kept(
+            f"{name}-asking",
+            "FK-ASK",
+            ForeignKeys(*written, self.kind),
+            edge=edge,
+        )
 
     def _answers(
         self, name: str, sides: list[str], entry_serde: Serde, foreign_serde: Serde

@@ -193,7 +193,14 @@ class ConnectedStores:
         # It gives every update from now on, as a table that is joined.
         graph.nodes[node.name] = node.giving_every_update()
         first = graph.reaches_first(node.name, self._stream)
-        self.tables.append(JoinedTable(node.stores[0], inner.results, node.out.value, first=first))
+        self.tables.append(
+            JoinedTable(
+                node.stores[0],
+                inner.results,
+                node.out.value,
+                first=first,
+            )
+        )
         self.nodes.append(node.name)
 
 

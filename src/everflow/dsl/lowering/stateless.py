@@ -126,7 +126,12 @@ def called_for_effect(
     return _function(stream, label, operator, action, stream.edge, name)
 
 
-def flat_mapped(stream: Stream, mapper: Expression, returns: object, name: str | None) -> Stream:
+def flat_mapped(
+    stream: Stream,
+    mapper: Expression,
+    returns: object,
+    name: str | None,
+) -> Stream:
     label = "FLATMAP"
     if not is_column(mapper, "flat_map"):
         edge = _pair_edge(stream, "flat_map", mapper, returns)
@@ -228,7 +233,12 @@ class Split:
     def rest(self, child: str) -> Stream:
         return self._where(child, self._condition())
 
-    def _where(self, name: str, condition: Column | None, label: str = "BRANCHCHILD") -> Stream:
+    def _where(
+        self,
+        name: str,
+        condition: Column | None,
+        label: str = "BRANCHCHILD",
+    ) -> Stream:
         wanted = None if condition is None else predicate(condition, self._stream.edge)
         return self._rest.projected(name, label, predicate=wanted)
 
@@ -322,7 +332,12 @@ def _unnest(
     return stream.behind(stream.graph.add(node), edge, changes_key=keyed)
 
 
-def _pair_edge(stream: Stream, operator: str, fn: Callable[..., Any], returns: object) -> Edge:
+def _pair_edge(
+    stream: Stream,
+    operator: str,
+    fn: Callable[..., Any],
+    returns: object,
+) -> Edge:
     if not isinstance(returns, tuple) or len(returns) != 2:
         raise TopologyError(
             f"{operator}: the function returns a key and a value; name both types, e.g. "

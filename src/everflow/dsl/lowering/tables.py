@@ -127,7 +127,16 @@ def latest_updates(graph: GraphBuilder, node_name: str, name: str, operator: str
     looked_up = stored_table(graph, node_name, operator)
     latest = LatestUpdates(looked_up)
     reads = (looked_up.spec,)
-    return graph.add(StatefulNode(called, (node_name,), node.out, PREPARE, latest, reads=reads))
+    return graph.add(
+        StatefulNode(
+            called,
+            (node_name,),
+            node.out,
+            PREPARE,
+            latest,
+            reads=reads,
+        )
+    )
 
 
 # --- stores ---------------------------------------------------------------------------------------
@@ -384,7 +393,12 @@ def kept_node(
 # --- ``KTable.suppress``, and results of windows that close: buffered in a store (KIP-328) --------
 
 
-def suppressed(table: Stream, strategy: object, store: Store | None, name: str | None) -> Stream:
+def suppressed(
+    table: Stream,
+    strategy: object,
+    store: Store | None,
+    name: str | None,
+) -> Stream:
     if not isinstance(strategy, Suppressed):
         raise TopologyError(
             f"suppress takes Suppressed.until_window_closes() or "
@@ -421,7 +435,14 @@ def suppressed(table: Stream, strategy: object, store: Store | None, name: str |
         emit_each_update(graph, table.node)
     node_name = graph.node_name(name, "KTABLE-SUPPRESS-")
     claimed = graph.claim_store(store, "suppress")
-    return buffered(table, node_name, claimed, wait_ms=wait_ms, by_window=by_window, bounds=bounds)
+    return buffered(
+        table,
+        node_name,
+        claimed,
+        wait_ms=wait_ms,
+        by_window=by_window,
+        bounds=bounds,
+    )
 
 
 def buffered(table: Stream, name: str, store: str, **how: Any) -> Stream:
@@ -481,7 +502,11 @@ Frame: TypeAlias = DataFrame | Callable[[], DataFrame]
 Key: TypeAlias = str | Column | Sequence[str]
 
 
-def frame_rows(source: Frame, key: Column, type_: EdgeType) -> Iterator[tuple[pa.Array, pa.Array]]:
+def frame_rows(
+    source: Frame,
+    key: Column,
+    type_: EdgeType,
+) -> Iterator[tuple[pa.Array, pa.Array]]:
     """Keys and values of a `LoadedTableNode`, in the types of its edge; called on the instance's
     own thread. Raises what Spark and the user's function raise; ValueError where the DataFrame has
     other columns than when the program was built."""

@@ -351,4 +351,9 @@ def count_left_out(
     if lines:
         rebalance_log.warning("records skipped by a global table: %s", "; ".join(lines))
     for (_, node, reason), count in counts.items():
-        rebalance_log.warning("%s dropped %s %s", node, counted(int(count), "record"), _WHY[reason])
+        rebalance_log.warning(
+            "%s dropped %s %s",
+            node,
+            counted(int(count), "record"),
+            _WHY[reason],
+        )

@@ -159,9 +159,20 @@ def _judged(
         meta = store.meta()
         store.close()
     except EverflowError as error:
-        log.warning("The local copy of store %s of task %s is not used: %s", spec.name, task, error)
+        log.warning(
+            "The local copy of store %s of task %s is not used: %s",
+            spec.name,
+            task,
+            error,
+        )
         return None
-    plan = restore_plan(meta, state, now_ms=now_ms, kind=spec.kind, retention_ms=retention_ms)
+    plan = restore_plan(
+        meta,
+        state,
+        now_ms=now_ms,
+        kind=spec.kind,
+        retention_ms=retention_ms,
+    )
     if plan.rebuild:
         log.info("The copy of %s in task %s is not used: %s", spec.name, task, plan.reason)
         return None

@@ -306,7 +306,12 @@ class StateUpdater:
         self._waiting.update({task.id: task for task in tasks})
         self._retry_ms = float("-inf")
 
-    def _let_go(self, tasks: frozenset[TaskId], reason: SuspendReason, done: Released) -> None:
+    def _let_go(
+        self,
+        tasks: frozenset[TaskId],
+        reason: SuspendReason,
+        done: Released,
+    ) -> None:
         released = [self._waiting.pop(task) for task in sorted(tasks) if task in self._waiting]
         found = [self._tasks.pop(task) for task in sorted(tasks) if task in self._tasks]
         for task in found:
@@ -380,7 +385,11 @@ class StateUpdater:
             self._stalled.progressed(task.id)
             del self._waiting[task.id]
 
-    def _open(self, task: StandbyTask, states: Mapping[TopicPartition, ChangelogState]) -> None:
+    def _open(
+        self,
+        task: StandbyTask,
+        states: Mapping[TopicPartition, ChangelogState],
+    ) -> None:
         opened: dict[TopicPartition, CopiedStore] = {}
         places: list[TaskStore] = []
         for place in task.stores:
@@ -398,7 +407,15 @@ class StateUpdater:
                 log.warning(text, place.name, task.id, role, plan.reason)
             # The stable end comes with the first round.
             end = max(plan.start, states[place.changelog].end)
-            progress = replace(progress_of(task.id, place.name, place.changelog, plan), end=end)
+            progress = replace(
+                progress_of(
+                    task.id,
+                    place.name,
+                    place.changelog,
+                    plan,
+                ),
+                end=end,
+            )
             made, began_ms = prepared.store, self.clock.monotonic_ms()
             opened[place.changelog] = CopiedStore(
                 store=made, incarnation=incarnation, progress=progress, began_ms=began_ms
@@ -427,7 +444,11 @@ class StateUpdater:
                 if task_id is not None:
                     self._rebuild(self._tasks[task_id], tp, reason)
 
-    def _note_stalled(self, moved: Collection[TaskId], fault: RetriableError | None = None) -> None:
+    def _note_stalled(
+        self,
+        moved: Collection[TaskId],
+        fault: RetriableError | None = None,
+    ) -> None:
         waiting = self._lanes.far_behind()
         for task_id, task in self._tasks.items():
             if task_id in self._unheard:
@@ -521,7 +542,13 @@ class StateUpdater:
             longer_ms = min(max(HOT_AGAIN_MS, 2 * task.quiet_ms), HOT_AGAIN_AT_MOST_MS)
             task.said_ms, task.quiet_ms = now_ms, HOT_AGAIN_MS if warmup else longer_ms
             text = "Task %s (%s) has caught up: %d offsets behind"
-            rebalance_log.info(text, task_id, task.task.role.value, lag, extra=ABOUT_ASSIGNMENT)
+            rebalance_log.info(
+                text,
+                task_id,
+                task.task.role.value,
+                lag,
+                extra=ABOUT_ASSIGNMENT,
+            )
             self.services.became_hot(task_id)
 
     def _publish(self) -> None:

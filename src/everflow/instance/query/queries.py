@@ -339,7 +339,13 @@ class StoreQueries:
         where = f"ask {hosts}" if hosts else others
         return InvalidStateStoreError(f"{message}: {where}.")
 
-    def check_lag(self, site: StoreSite, partition: int, store: TaskStore, max_lag: int) -> None:
+    def check_lag(
+        self,
+        site: StoreSite,
+        partition: int,
+        store: TaskStore,
+        max_lag: int,
+    ) -> None:
         if store.changelog is None:
             return
         lag = max(0, self._end(store.changelog) - (_position(store.path) or 0))
@@ -556,7 +562,12 @@ def store_queries(
                 return partial(_partition, by, topic, spec.key_serde) if own else None
         return None
 
-    def site(spec: StoreSpec, subtopology: int, partitions: int, everywhere: bool) -> StoreSite:
+    def site(
+        spec: StoreSpec,
+        subtopology: int,
+        partitions: int,
+        everywhere: bool,
+    ) -> StoreSite:
         return StoreSite(
             spec=spec,
             subtopology=subtopology,
@@ -568,7 +579,12 @@ def store_queries(
         )
 
     sites = [
-        site(spec, index, max(blueprint.partitions[topic] for topic in topics[spec.name]), False)
+        site(
+            spec,
+            index,
+            max(blueprint.partitions[topic] for topic in topics[spec.name]),
+            False,
+        )
         for index, specs in blueprint.stores.items()
         for spec in specs
     ]
@@ -580,7 +596,13 @@ def store_queries(
     return StoreQueries(by_name, blueprint.inputs_of, own_host, ports, clock)
 
 
-def _partition(by: KeyPartitioner, topic: str, serde: Serde, key: bytes, partitions: int) -> int:
+def _partition(
+    by: KeyPartitioner,
+    topic: str,
+    serde: Serde,
+    key: bytes,
+    partitions: int,
+) -> int:
     return int(partitions_of(by, topic, pa.array([key], pa.binary()), serde, partitions)[0])
 
 

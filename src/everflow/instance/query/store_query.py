@@ -228,7 +228,16 @@ class ReadOnlyStore(StoreReads):
 
         columns = EntryColumns(self.spec, self._results, lag=self._reader.stale)
         where = None if folder is None else Path(folder)
-        return to_dataframe(rows_of(columns, self._reader, self._ready(), where), spark, where)
+        return to_dataframe(
+            rows_of(
+                columns,
+                self._reader,
+                self._ready(),
+                where,
+            ),
+            spark,
+            where,
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -287,13 +296,23 @@ class ReadOnlyStore(StoreReads):
         found = self._first(key, lambda view: view.get(stored_key))
         return None if found is None else self._value(found)
 
-    def _first(self, key: bytes, ask: Callable[[StoreSnapshot], _Read | None]) -> _Read | None:
+    def _first(
+        self,
+        key: bytes,
+        ask: Callable[[StoreSnapshot], _Read | None],
+    ) -> _Read | None:
         for partition in self._places_of(key):
             if found := self._reader.read(partition, ask):
                 return found
         return None
 
-    def _scan_of(self, key: bytes, asked: KeyRange, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
+    def _scan_of(
+        self,
+        key: bytes,
+        asked: KeyRange,
+        *,
+        reverse: bool,
+    ) -> Iterator[tuple[Any, Any]]:
         return StoreScan(self._entries_of(key, asked, reverse), self._shown)
 
     def _entries_of(
@@ -507,7 +526,13 @@ class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
         history_ms = self.spec.retention_ms or 0
 
         def ask(view: StoreSnapshot) -> VersionedRecord | None:
-            return record_as_of(cast(VersionsView, view), data, time, history_ms, self._decode)
+            return record_as_of(
+                cast(VersionsView, view),
+                data,
+                time,
+                history_ms,
+                self._decode,
+            )
 
         return self._first(data, ask)
 

@@ -128,7 +128,13 @@ class FilledStore:
             raise named from error
         elapsed_s = (clock.monotonic_ms() - self.began_ms) / 1000
         end, count = max(of.end, position), of.records + chunk.records
-        self.progress = replace(of, position=position, end=end, records=count, elapsed_s=elapsed_s)
+        self.progress = replace(
+            of,
+            position=position,
+            end=end,
+            records=count,
+            elapsed_s=elapsed_s,
+        )
 
 
 def progress_of(

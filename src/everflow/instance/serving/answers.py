@@ -151,7 +151,13 @@ class Parameters:
             names = shortened(", ".join(unknown))
             raise malformed(f"{names}: unknown parameter; the known ones are: {have}.")
 
-    def number(self, name: str, default: int | None, least: int = 0, most: int = TIME_MAX) -> Any:
+    def number(
+        self,
+        name: str,
+        default: int | None,
+        least: int = 0,
+        most: int = TIME_MAX,
+    ) -> Any:
         text = self._values.get(name)
         if text is None:
             return default
@@ -350,7 +356,13 @@ class ServedStores:
         value = self._view(store, asked.freshness()).fetch_window(found, time)
         return {"key": found, "start": time, "value": _present(value, store, f"{key}@{start}")}
 
-    def window_of(self, asked: Parameters, store: str, start: str, body: bytes) -> dict[str, Any]:
+    def window_of(
+        self,
+        asked: Parameters,
+        store: str,
+        start: str,
+        body: bytes,
+    ) -> dict[str, Any]:
         self._kind(store, "window")
         return self._many(asked, store, body, read_start(start))
 
@@ -360,7 +372,14 @@ class ServedStores:
 
     def sessions(self, asked: Parameters, store: str, key: str | None) -> dict[str, Any]:
         self._kind(store, "session")
-        return self._in_time(asked, store, key, "sessions", "find_sessions", "find_sessions_range")
+        return self._in_time(
+            asked,
+            store,
+            key,
+            "sessions",
+            "find_sessions",
+            "find_sessions_range",
+        )
 
     def _many(
         self, asked: Parameters, store: str, body: bytes, start: int | None
@@ -376,7 +395,13 @@ class ServedStores:
                     return {"entries": page.rows, "next": len(page.rows)}
         return {"entries": page.rows, "next": None}
 
-    def _at_home(self, store: str, view: Any, keys: Sequence[Any], start: int | None) -> list[Any]:
+    def _at_home(
+        self,
+        store: str,
+        view: Any,
+        keys: Sequence[Any],
+        start: int | None,
+    ) -> list[Any]:
         """`values_at_home` for keys as JSON has them: one by one each costs ten times as much."""
         site = self._queries().site(store)
         if site.spec.kind == "versioned":

@@ -80,7 +80,12 @@ PATHS: Sequence[ServicePath] = (
     ServicePath(f"{ONE}/owner/{{key:path}}", "owner", "The host of a key."),
     ServicePath(f"{ONE}/entries", "entries", "Entries here, in order of key bytes.", KEYS),
     ServicePath(f"{ONE}/entries", "entries_of", "The values of many keys.", COPIES, "POST"),
-    ServicePath(f"{ONE}/entries/{{key:path}}", "entry", "The value of a key.", (*COPIES, "as_of")),
+    ServicePath(
+        f"{ONE}/entries/{{key:path}}",
+        "entry",
+        "The value of a key.",
+        (*COPIES, "as_of"),
+    ),
     ServicePath(
         f"{ONE}/versions/{{key:path}}", "versions", "A key's versions.", (*COPIES, "from", "to")
     ),
@@ -89,7 +94,12 @@ PATHS: Sequence[ServicePath] = (
     ),
     ServicePath(f"{AT}/{{key:path}}", "window", "The window of a key at a time.", COPIES),
     ServicePath(AT, "window_of", "The windows of many keys at a time.", COPIES, "POST"),
-    ServicePath(f"{ONE}/windows/{{key:path}}", "windows", "A key's windows in an interval.", TIMES),
+    ServicePath(
+        f"{ONE}/windows/{{key:path}}",
+        "windows",
+        "A key's windows in an interval.",
+        TIMES,
+    ),
     ServicePath(
         f"{ONE}/sessions", "sessions", "Sessions here that touch an interval.", KEYS_AND_TIMES
     ),
@@ -203,7 +213,11 @@ def _error(code: str, message: str) -> dict[str, Any]:
     return {"error": {"code": code, "message": message}}
 
 
-def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def _json(
+    content: Any,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
     return Response(as_json(content), status, headers, media_type="application/json")
 
 

@@ -61,7 +61,12 @@ class RecoveryPorts(Protocol):
     def fence(self, transactional_ids: Collection[str]) -> None:
         """End all transactions of these ids; no writer can use them any more."""
 
-    def committed(self, partitions: Sequence[TopicPartition], *, stable: bool = True) -> Committed:
+    def committed(
+        self,
+        partitions: Sequence[TopicPartition],
+        *,
+        stable: bool = True,
+    ) -> Committed:
         """Those of the group; ``stable`` False: without waiting for open transactions."""
 
     def purged(self) -> Sequence[TopicPartition]:
@@ -71,7 +76,12 @@ class RecoveryPorts(Protocol):
 
     def stable_ends(self, partitions: Sequence[TopicPartition]) -> Offsets: ...
 
-    def log_starts(self, partitions: Sequence[TopicPartition], *, known: bool = False) -> Offsets:
+    def log_starts(
+        self,
+        partitions: Sequence[TopicPartition],
+        *,
+        known: bool = False,
+    ) -> Offsets:
         """First offsets in the log; ``known``: of those whose leaders answer at once."""
 
     def offsets_since(self, partitions: Sequence[TopicPartition], time_ms: int) -> Offsets:

@@ -85,7 +85,12 @@ class StandbyTask:
     def recycle(self, inputs: tuple[TopicPartition, ...]) -> ActiveTask:
         """Promotion: the active task over the same open stores. Only SUSPENDED."""
         _check_recycle(self.id, self.role, self.state)
-        return ActiveTask(id=self.id, inputs=inputs, stores=self.stores, state=TaskState.SUSPENDED)
+        return ActiveTask(
+            id=self.id,
+            inputs=inputs,
+            stores=self.stores,
+            state=TaskState.SUSPENDED,
+        )
 
 
 @dataclass(kw_only=True)

@@ -297,7 +297,11 @@ class TaskManager:
         self._start(keep)
         self.reconcile()
 
-    def _tried_in_vain(self, tasks: Sequence[ActiveTask], why: RetriableError) -> EverflowError:
+    def _tried_in_vain(
+        self,
+        tasks: Sequence[ActiveTask],
+        why: RetriableError,
+    ) -> EverflowError:
         """The tasks concerned, or all, are tried again each by itself, until their time is over."""
         self.timeouts.keep(self.owned)
         concerned = [task.id for task in concerning(tasks, why.partitions) or tasks]

@@ -239,14 +239,22 @@ class BatchCounts:
         for line in fresh.values():
             rebalance_log.warning("%s", line)
 
-    def log_drops(self, now_ms: float, dropped: Mapping[str, Mapping[str, int]] = NOTHING) -> None:
+    def log_drops(
+        self,
+        now_ms: float,
+        dropped: Mapping[str, Mapping[str, int]] = NOTHING,
+    ) -> None:
         """Tell what was dropped and is due; with ``math.inf`` all that is left, at the end."""
         for line in self._dropped.lines(dropped, now_ms):
             rebalance_log.warning("%s", line)
         if now_ms == math.inf:
             tables.flush()
 
-    def _put_figures(self, result: BatchResult, drops: Sequence[tuple[str, str, int]]) -> None:
+    def _put_figures(
+        self,
+        result: BatchResult,
+        drops: Sequence[tuple[str, str, int]],
+    ) -> None:
         thread, now_ms = str(self.number), self.clock.monotonic_ms()
         elapsed_ms = self._took()
         self.metrics.add_series(names.BATCHES, {(thread,): 1})

@@ -199,7 +199,11 @@ class PlannedBatch:
         found = [without(self.ranges, self.ranges.keys() - set(group)) for group in groups]
         return [replace(self, ranges=ranges) for ranges in found if not is_empty(ranges)]
 
-    def least(self, failure: BatchFailure, groups: Iterable[Collection[TopicPartition]]) -> bool:
+    def least(
+        self,
+        failure: BatchFailure,
+        groups: Iterable[Collection[TopicPartition]],
+    ) -> bool:
         """True if no smaller batch gets further or tells more; ``groups`` as for `parts`."""
         if failure.kind == "column" and failure.record is not None:
             return self.until(failure.record.place) is None

@@ -198,7 +198,12 @@ class IdleSources:
     _since: dict[TopicPartition, float] = field(default_factory=dict)
     _asked: dict[frozenset[str], tuple[float, bool]] = field(default_factory=dict)
 
-    def due(self, tasks: Iterable[ActiveTask], available: Ranges, now_ms: float) -> IdleTimes:
+    def due(
+        self,
+        tasks: Iterable[ActiveTask],
+        available: Ranges,
+        now_ms: float,
+    ) -> IdleTimes:
         """The times to advance. ``tasks``: those of whose inputs the ends are known; an input is
         idle if it has nothing in ``available``, and has a time once it had a record."""
         found: dict[TaskId, dict[str, int]] = {}

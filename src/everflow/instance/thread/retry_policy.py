@@ -433,7 +433,13 @@ class RetryPolicy:
             if in_vain:
                 records = planned.named() if planned is not None else ""
                 raise ending(failure, self._repeated.times(failure), records)
-        again = self._next_attempt(planned, tasks, short(failure), now_ms, failure.partitions)
+        again = self._next_attempt(
+            planned,
+            tasks,
+            short(failure),
+            now_ms,
+            failure.partitions,
+        )
         lines: Lines = ()
         if again is not None:
             if failure.kind == "retriable" and self.stalled.separate(

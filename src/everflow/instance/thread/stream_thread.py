@@ -249,7 +249,11 @@ class StreamThread:
         self._commands.add(tasks)
         self.wake.set()
 
-    def drop(self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]) -> None:
+    def drop(
+        self,
+        tasks: Collection[TaskId],
+        done: Callable[[Sequence[ActiveTask]], None],
+    ) -> None:
         """Give up tasks after the batch in flight; ``done`` gets them on the stream thread."""
         self._commands.drop(tasks, done)
         self.wake.set()
@@ -298,7 +302,13 @@ class StreamThread:
             error = self._as_ours(raised)
             limits = self.services.uncaught(error)
             now_ms, planned = self.clock.monotonic_ms(), self._planned
-            replaced, lines = self.retries.uncaught(error, limits, planned, self.tasks, now_ms)
+            replaced, lines = self.retries.uncaught(
+                error,
+                limits,
+                planned,
+                self.tasks,
+                now_ms,
+            )
             self._log(lines)
             if not replaced:
                 raise error from None
@@ -445,7 +455,12 @@ class StreamThread:
         """The job's result; None if a task is no longer owned (a command will remove it)."""
         batch_id = str(self._next._replace(attempt=planned.attempt))
         epochs = {task.id: task.epoch for task in self.tasks.values()}
-        if not self.services.gate.begin(batch_id, self.number, self.settings.guarantee, epochs):
+        if not self.services.gate.begin(
+            batch_id,
+            self.number,
+            self.settings.guarantee,
+            epochs,
+        ):
             return None
         since = self.batch_since_ms = self._counts.began_ms = self.clock.monotonic_ms()
         search = self.retries.search
@@ -585,7 +600,12 @@ class StreamThread:
     def _lost(self, task: ActiveTask) -> bool:
         return self.services.gate.broken(task.id, task.epoch)
 
-    def _take_result(self, planned: PlannedBatch, result: BatchResult, elapsed_ms: float) -> None:
+    def _take_result(
+        self,
+        planned: PlannedBatch,
+        result: BatchResult,
+        elapsed_ms: float,
+    ) -> None:
         batch_id = str(self._next._replace(attempt=planned.attempt))
         read, progressed = 0, []
         for task in _touched(self.tasks, result):

@@ -208,7 +208,12 @@ def prepare(
 
     def why_none() -> str:
         names = {tp.topic for tp in reads}
-        return why_no_offsets(application_id, names, ids, admin.topics_with_offsets() - names)
+        return why_no_offsets(
+            application_id,
+            names,
+            ids,
+            admin.topics_with_offsets() - names,
+        )
 
     first = is_first_start(application_id, ran, spans, why_none)
     if first and ran.foreign:

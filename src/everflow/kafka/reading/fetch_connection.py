@@ -244,7 +244,11 @@ class FetchConnection:
     async def _ask(self, node: int, request: Any) -> Any:
         return await self.link.send(node, request, self.wait_ms / 1000 + self.late_s)
 
-    def _request(self, session: _Session, places: Mapping[TopicPartition, FetchPlace]) -> Any:
+    def _request(
+        self,
+        session: _Session,
+        places: Mapping[TopicPartition, FetchPlace],
+    ) -> Any:
         version = self.link.version(FetchRequest)
         with_epochs = version >= _WITH_EPOCHS
         ids = self._ids
@@ -273,7 +277,11 @@ class FetchConnection:
             session_epoch=session.epoch,
             topics=_asked(changed, ids),
             forgotten_topics_data=[
-                FetchRequest.ForgottenTopic(topic=topic, topic_id=ids.get(topic), partitions=found)
+                FetchRequest.ForgottenTopic(
+                    topic=topic,
+                    topic_id=ids.get(topic),
+                    partitions=found,
+                )
                 for topic, found in by_topic(sorted(gone))
             ],
             rack_id=self.rack,

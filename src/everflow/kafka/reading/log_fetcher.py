@@ -308,7 +308,13 @@ def _parse_together(streams: Collection[_Stream]) -> None:
 class _Stream:
     """One log: what was received and not yet taken."""
 
-    def __init__(self, tp: TopicPartition, start: int, parsed_bytes: int, check_crcs: bool) -> None:
+    def __init__(
+        self,
+        tp: TopicPartition,
+        start: int,
+        parsed_bytes: int,
+        check_crcs: bool,
+    ) -> None:
         self.tp = tp
         self._parsed_bytes = parsed_bytes
         self._check_crcs = check_crcs

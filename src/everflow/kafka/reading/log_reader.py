@@ -127,7 +127,11 @@ class WrittenRecords:
     """Follows partitions from ``starts`` on. ``settings``: librdkafka's. One thread at a time.
     Raises EverflowError."""
 
-    def __init__(self, settings: Mapping[str, Any], starts: Mapping[TopicPartition, int]) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        starts: Mapping[TopicPartition, int],
+    ) -> None:
         self.records: dict[TopicPartition, list[RawWritten]] = {tp: [] for tp in starts}
         self.count = 0
         self._fetcher = LogFetcher.over(settings)

@@ -64,7 +64,12 @@ class LogColumns:
             return parts[0]
         if not parts:
             nothing = pa.array([], pa.binary())
-            return LogColumns(keys=nothing, values=nothing, offsets=_NOTHING, timestamps=_NOTHING)
+            return LogColumns(
+                keys=nothing,
+                values=nothing,
+                offsets=_NOTHING,
+                timestamps=_NOTHING,
+            )
         begins = np.cumsum([0, *map(len, parts)]).tolist()
         return LogColumns(
             keys=pa.concat_arrays([part.keys for part in parts]),
@@ -225,7 +230,11 @@ def _gathered(data: bytes, at: Int64, sizes: Int64) -> pa.Array:
     return elements.take(wanted).cast(pa.binary())
 
 
-def _headers(data: bytes, at: Int64, wanted: bool) -> tuple[pa.Array | None, dict[int, Exception]]:
+def _headers(
+    data: bytes,
+    at: Int64,
+    wanted: bool,
+) -> tuple[pa.Array | None, dict[int, Exception]]:
     """The headers that begin at these places with their number (None where no record has any), and
     why those of a row cannot be read."""
     unread: dict[int, Exception] = {}

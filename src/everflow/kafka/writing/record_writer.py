@@ -657,7 +657,12 @@ class RecordWriter:
     def _written(self) -> str:
         return ", ".join(sorted(self._topics)) or "no topic"
 
-    def _run(self, doing: str, timeout_s: float, coroutine: Callable[[float], Awaitable[T]]) -> T:
+    def _run(
+        self,
+        doing: str,
+        timeout_s: float,
+        coroutine: Callable[[float], Awaitable[T]],
+    ) -> T:
         """Run a coroutine that is given its deadline; its errors as everflow's."""
         deadline = self._link.now() + timeout_s
         try:

@@ -89,7 +89,12 @@ class Transactions:
     identity of an idempotent producer. On the loop of ``link``; times are of the monotonic
     clock."""
 
-    def __init__(self, link: BrokerLink, transactional_id: str | None, timeout_ms: int) -> None:
+    def __init__(
+        self,
+        link: BrokerLink,
+        transactional_id: str | None,
+        timeout_ms: int,
+    ) -> None:
         """``timeout_ms``: after which the broker aborts."""
         self._link = link
         self.id = transactional_id

@@ -97,7 +97,13 @@ class OtherInstances:
         if known.seen is None:
             return OtherInstance(host, None, 0.0, known.error, silent_s)
         facts = known.history.facts(known.seen, known.seen_ms, self.clock.now_ms())
-        return OtherInstance(host, facts, (now_ms - known.seen_ms) / 1000, known.error, silent_s)
+        return OtherInstance(
+            host,
+            facts,
+            (now_ms - known.seen_ms) / 1000,
+            known.error,
+            silent_s,
+        )
 
     def _round(self, hosts: Sequence[str]) -> None:
         began_ms = self.clock.monotonic_ms()
@@ -160,7 +166,13 @@ class StatusClient:
         url = f"{'http' if self.tls is None else 'https'}://{host}/status"
         most = self.most_bytes
         try:
-            answer = asked(url, self.within_s, headers=headers, tls=self.tls, most_bytes=most)
+            answer = asked(
+                url,
+                self.within_s,
+                headers=headers,
+                tls=self.tls,
+                most_bytes=most,
+            )
             seen = observation_in(json.loads(answer))
         except RefusedError as refused:
             why = _REASONS.get(refused.status, f"it answers {refused.status}")

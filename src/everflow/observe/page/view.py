@@ -264,7 +264,11 @@ GONE = "gone"
 """In place of the state of who has left."""
 
 
-def application_health(facts: Facts, others: Sequence[OtherInstance], own: str) -> HealthLine:
+def application_health(
+    facts: Facts,
+    others: Sequence[OtherInstance],
+    own: str,
+) -> HealthLine:
     """The status of all that answer: the first trouble of any of them; else the lag of all."""
     if not others:
         return health(facts)

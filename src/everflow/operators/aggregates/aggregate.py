@@ -378,7 +378,14 @@ class PythonAggregateSpec(GroupAggregate):
             groups.take(batch.value).to_pylist(),
             stored.values.to_pylist(),
         )
-        steps = zip(range(len(codes)), codes, repeat(()), repeat(True), repeat(True), strict=False)
+        steps = zip(
+            range(len(codes)),
+            codes,
+            repeat(()),
+            repeat(True),
+            repeat(True),
+            strict=False,
+        )
         fold.take(steps, remove=lambda at, _: ended.add(at), every=self.emit_every_update)
         entries, shown = fold.results(range(len(groups)), groups.last.tolist())
         times, shown_times = _times(batch, groups, stored, self.emit_every_update, ended)
@@ -445,7 +452,11 @@ class FunctionFold:
             raise self._failure(record, error) from error
         self._every = shown if every else None
 
-    def results(self, windows: Sequence[int], records: Sequence[int]) -> tuple[pa.Array, pa.Array]:
+    def results(
+        self,
+        windows: Sequence[int],
+        records: Sequence[int],
+    ) -> tuple[pa.Array, pa.Array]:
         """Stored bytes of these windows, and what is shown: their results, or where every update is
         emitted that of each update. ``records``: the last one of each window."""
         serde, final = self._layout.value_serde, [self._states[window] for window in windows]
@@ -463,7 +474,12 @@ class FunctionFold:
         return entries, serde.decode_array(shown)
 
     def _failure(self, record: int, error: BaseException) -> UserFunctionError:
-        return function_failure(self._layout.store, self._batch, int(self._rows[record]), error)
+        return function_failure(
+            self._layout.store,
+            self._batch,
+            int(self._rows[record]),
+            error,
+        )
 
 
 # --- aggregates of a grouped table: what an entry was is taken back, what it is now is added ------

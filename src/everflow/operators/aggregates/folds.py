@@ -454,7 +454,13 @@ class _Elements:
 
     def take(self, at: Int64) -> _Elements:
         columns = [column.take(at) for column in self.columns]
-        return _Elements(self.groups[at], self.order[at], self.values[at], columns, self.count)
+        return _Elements(
+            self.groups[at],
+            self.order[at],
+            self.values[at],
+            columns,
+            self.count,
+        )
 
 
 def _elements(items: Items) -> _Elements:

@@ -277,7 +277,14 @@ class SlidingBook(Book):
         self.times.append(time)
         self.rows.append(row)
 
-    def _copy(self, key: int, start: int, row: int, right: tuple[int, int], before: int) -> None:
+    def _copy(
+        self,
+        key: int,
+        start: int,
+        row: int,
+        right: tuple[int, int],
+        before: int,
+    ) -> None:
         """A new window with what was in ``right`` (number, latest time) before the record."""
         parent, latest = right
         window = self._there(key, start, latest)

@@ -407,7 +407,11 @@ class SessionBook(Book):
             yield from of_key
 
 
-def read_sessions(run: _SessionRun, part: slice, store: StoreView) -> Iterator[tuple[bytes, bytes]]:
+def read_sessions(
+    run: _SessionRun,
+    part: slice,
+    store: StoreView,
+) -> Iterator[tuple[bytes, bytes]]:
     """Loads the sessions that a task's records can meet; yields their entries, by number."""
     book, keys = run.book, run.found.keys[part]
     first, last = (times[part] for times in run.times_of)

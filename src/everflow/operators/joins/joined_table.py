@@ -161,7 +161,12 @@ class JoinedTable:
         """The store's keys of the batch's, none of them null. UserFunctionError."""
         name = self.spec.name
         if self.spec.kind == "session":
-            return written_bytes(SessionWindowedSerde(self.spec.key_serde), batch.key, name, batch)
+            return written_bytes(
+                SessionWindowedSerde(self.spec.key_serde),
+                batch.key,
+                name,
+                batch,
+            )
         if self.spec.kind in ("key_value", VERSIONED):
             return written_bytes(self.spec.key_serde, batch.key, name, batch)
         inner, start, _ = batch.key.flatten()
@@ -172,7 +177,13 @@ class JoinedTable:
         """The table's entry for the key of each record of ``asking``, none of them null, after
         those of its ``updates`` in this batch that came before the record."""
         asked, known = self.places(asking, updates)
-        return self._entries(asked, known, updates, stores, side="right" if self.first else "left")
+        return self._entries(
+            asked,
+            known,
+            updates,
+            stores,
+            side="right" if self.first else "left",
+        )
 
     def before(self, updates: EdgeBatch, stores: Stores) -> TableEntries:
         """The table's entry for each update's key before that update."""
@@ -185,7 +196,13 @@ class JoinedTable:
         partitions = np.concatenate([asking.partition, updates.partition])
         codes, count = task_codes(keys, partitions), len(asking)
         return (
-            Places(codes[:count], asking.partition, keys[:count], asking.timestamp, asking.seq),
+            Places(
+                codes[:count],
+                asking.partition,
+                keys[:count],
+                asking.timestamp,
+                asking.seq,
+            ),
             Places(
                 codes[count:],
                 updates.partition,
@@ -228,7 +245,11 @@ class JoinedTable:
     def _kept(self, asked: Places, rows: Int64, stores: Stores) -> tuple[Stored, Int64]:
         """The store's entries before the batch, each key read once; and for each asked row its
         place there (any for rows that are not in ``rows``)."""
-        _, first, place = np.unique(asked.codes[rows], return_index=True, return_inverse=True)
+        _, first, place = np.unique(
+            asked.codes[rows],
+            return_index=True,
+            return_inverse=True,
+        )
         ones = rows[first]
         owners = asked.partitions[ones]
         entries: list[bytes | None] = [None] * len(ones)
@@ -405,7 +426,12 @@ def entries_as_of(
     found = latest_before(asked.codes, asked.times, asked.at, versions)
     if lost.any():
         old = np.flatnonzero(lost)
-        newest = latest_before(asked.codes[old], np.full(len(old), OPEN), asked.at[old], versions)
+        newest = latest_before(
+            asked.codes[old],
+            np.full(len(old), OPEN),
+            asked.at[old],
+            versions,
+        )
         found[old] = np.where(newest == found[old], found[old], NONE)
     return _values(table, found, entries, updates)
 
@@ -425,7 +451,12 @@ def _values(
     return TableEntries(column, shown)
 
 
-def _history_begins(table: JoinedTable, asked: Places, updates: EdgeBatch, stores: Stores) -> Int64:
+def _history_begins(
+    table: JoinedTable,
+    asked: Places,
+    updates: EdgeBatch,
+    stores: Stores,
+) -> Int64:
     """The begin of the table's history (ms) where each who asks comes."""
     found = np.empty(len(asked.at), np.int64)
     for partition, asks in rows_by_task(asked.partitions):

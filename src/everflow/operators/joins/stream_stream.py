@@ -557,7 +557,17 @@ def matches(asking: Asking, candidates: Candidates) -> tuple[Int64, Int64]:
     high = asking.codes * span + np.searchsorted(times, asking.last, side="right")
     begin = np.searchsorted(sorted_by, low, side="left")
     counts = np.maximum(np.searchsorted(sorted_by, high, side="left") - begin, 0)
-    found = [_met(asking, candidates, order, begin, counts, rows) for rows in _portions(counts)]
+    found = [
+        _met(
+            asking,
+            candidates,
+            order,
+            begin,
+            counts,
+            rows,
+        )
+        for rows in _portions(counts)
+    ]
     if not found:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     return np.concatenate([one for one, _ in found]), np.concatenate([two for _, two in found])
@@ -704,7 +714,13 @@ class StreamStreamJoin(KeepsLeft):
         results.add(places, both, np.maximum(records.times[places], candidates.times[two]))
 
 
-def _stored(batch: JoinBatch, side: JoinSide, asks: Int64, first: Int64, last: Int64) -> Kept:
+def _stored(
+    batch: JoinBatch,
+    side: JoinSide,
+    asks: Int64,
+    first: Int64,
+    last: Int64,
+) -> Kept:
     """The side's stored records that those in ``asks`` may meet; each key is read once."""
     records = batch.records
     ones, codes = np.unique(records.codes[asks], return_inverse=True)
@@ -725,7 +741,13 @@ def _keep(batch: JoinBatch, side: JoinSide) -> None:
         numbers[again] += _next_numbers(batch, side, codes[again], times[again])
     keys = window_store_keys(records.keys.take(codes), times, numbers)
     values = records.values_at(side.left, places)
-    for partition, made in changes_by_task(side.store.name, owners, keys, values, times).items():
+    for partition, made in changes_by_task(
+        side.store.name,
+        owners,
+        keys,
+        values,
+        times,
+    ).items():
         batch.changes[partition] += made
 
 

@@ -128,7 +128,13 @@ class StreamGlobalJoin(KeepsLeft):
         output = batch.take(rows).with_columns(value=value)
         return TasksResult(output, {}, {}, dropped)
 
-    def _entries(self, batch: EdgeBatch, keys: pa.Array, rows: Int64, whole: StoreView) -> pa.Array:
+    def _entries(
+        self,
+        batch: EdgeBatch,
+        keys: pa.Array,
+        rows: Int64,
+        whole: StoreView,
+    ) -> pa.Array:
         keyed = rows[valid(keys)[rows]]
         spec = self.table.spec
         written = written_bytes(spec.key_serde, keys.take(keyed), spec.name, batch, keyed)
@@ -174,7 +180,13 @@ class GraceBuffer:
     value_serde: Serde
     grace_ms: int
 
-    def release(self, batch: EdgeBatch, at: Int64, clock: EdgeBatch, inputs: Inputs) -> Released:
+    def release(
+        self,
+        batch: EdgeBatch,
+        at: Int64,
+        clock: EdgeBatch,
+        inputs: Inputs,
+    ) -> Released:
         """Takes the batch's records, all with key and value; ``at`` is the place of each among
         those of the ``clock``, which make stream time, in order: their times are the tasks' stream
         times. One that is later than the grace comes out at once."""
@@ -222,7 +234,13 @@ class GraceBuffer:
             return
         index = pa.array(rows)
         values = batch.value.take(index)
-        written = written_bytes(self.value_serde, values, self.store.name, batch, rows).to_pylist()
+        written = written_bytes(
+            self.value_serde,
+            values,
+            self.store.name,
+            batch,
+            rows,
+        ).to_pylist()
         headers = (
             [[]] * len(rows) if batch.headers is None else batch.headers.take(index).to_pylist()
         )
@@ -354,7 +372,13 @@ class AsOfJoin(KeepsLeft):
 
     def run(self, inputs: Inputs) -> TasksResult:
         left, right = inputs.sides
-        events = _Events.of(left, right, inputs.stream_times, self.kind.keeps_left, self.left_first)
+        events = _Events.of(
+            left,
+            right,
+            inputs.stream_times,
+            self.kind.keeps_left,
+            self.left_first,
+        )
         rights = right.take(events.rows[events.of_right])
         open_ = rights.timestamp >= events.running[events.of_right] - self.kept_ms
         puts = self._puts(rights.take(np.flatnonzero(open_)), events.of_right[open_])
@@ -374,7 +398,12 @@ class AsOfJoin(KeepsLeft):
         alone = alone.with_columns(value=joined(alone.value, pa.nulls(len(alone), self.type)))
         order = np.argsort(np.concatenate([places, events.keyless]), kind="stable")
         dropped = {**events.dropped, LATE: len(rights) - len(kept)}
-        return TasksResult(appended([output, alone]).take(order), changes, events.after, dropped)
+        return TasksResult(
+            appended([output, alone]).take(order),
+            changes,
+            events.after,
+            dropped,
+        )
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult | None:
         if self.buffer is None:
@@ -408,7 +437,13 @@ class AsOfJoin(KeepsLeft):
         keys = written_bytes(self.right.key_serde, asking.key, self.right.name, asking)
         return Released(asking, events.asking, keys.cast(pa.binary()), {})
 
-    def _found(self, released: Released, events: _Events, puts: _Puts, stores: Stores) -> pa.Array:
+    def _found(
+        self,
+        released: Released,
+        events: _Events,
+        puts: _Puts,
+        stores: Stores,
+    ) -> pa.Array:
         count, left, right = len(released.keys), released.output, puts.records
         # One that is late meets no more than what is kept, whatever a batch still holds.
         until = events.until()[released.at]

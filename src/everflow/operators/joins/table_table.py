@@ -74,9 +74,21 @@ class TableTableJoin(Operator):
         left, right = inputs.sides[:2]
         keeps = self.kind.keeps_left, self.kind.keeps_right
         results = [
-            _results(_Changes(left, self.right.entries_for(left, inputs), *keeps, of_left=True)),
             _results(
-                _Changes(right, self.left.entries_for(right, inputs), *keeps[::-1], of_left=False)
+                _Changes(
+                    left,
+                    self.right.entries_for(left, inputs),
+                    *keeps,
+                    of_left=True,
+                )
+            ),
+            _results(
+                _Changes(
+                    right,
+                    self.left.entries_for(right, inputs),
+                    *keeps[::-1],
+                    of_left=False,
+                )
             ),
         ]
         both = concat(results if self.left_first else results[::-1])
@@ -220,7 +232,12 @@ class ForeignKeys(Operator):
         turn = np.lexsort((is_new, rows))
         rows, is_new = rows[turn], is_new[turn]
         key = pa.concat_arrays([old, new]).take(rows + is_new * len(right))
-        written = written_bytes(self.value_serde, right.value.flatten()[1], "subscriptions", right)
+        written = written_bytes(
+            self.value_serde,
+            right.value.flatten()[1],
+            "subscriptions",
+            right,
+        )
         at = pa.array(rows)
         orders = np.where(is_new, order[rows], forget[rows])
         value = subscriptions(entries.take(at), hashes(written).take(at), orders)
@@ -264,7 +281,13 @@ class Subscriptions(TableLookup):
         answers = [
             one
             for partition, rows in rows_by_task(right.partition)
-            for one in _answers_to(inputs.stores[partition][self.store], asks, right, rows, keys)
+            for one in _answers_to(
+                inputs.stores[partition][self.store],
+                asks,
+                right,
+                rows,
+                keys,
+            )
         ]
         changes = {
             partition: [made]
@@ -359,7 +382,12 @@ class _Asks:
         index = pa.array(rows)
         columns = (self.keys, self.entries, self.hashes)
         found = (column.take(index).to_pylist() for column in columns)
-        parts = zip(self.batch.seq[rows].tolist(), *found, self.orders[rows].tolist(), strict=True)
+        parts = zip(
+            self.batch.seq[rows].tolist(),
+            *found,
+            self.orders[rows].tolist(),
+            strict=True,
+        )
         return [_Ask(*one) for one in parts]
 
     def changes(self, store: str, partition: int) -> StoreChanges:
@@ -513,7 +541,13 @@ class AskAgain(_ReadsAnswers):
         first, last = first[chosen], last[chosen]
         keys, values = both.value.flatten()
         keyed, index = valid(keys)[last], pa.array(last)
-        now = written_bytes(self.value_serde, values.take(index), "subscriptions", both, last)
+        now = written_bytes(
+            self.value_serde,
+            values.take(index),
+            "subscriptions",
+            both,
+            last,
+        )
         orders = np.where(keyed, Order.TELL_IF_GONE, Order.FORGET_AND_TELL)
         value = subscriptions(entries.take(index), hashes(now), orders)
         key = keys.take(np.where(keyed, last, first))

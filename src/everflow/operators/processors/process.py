@@ -138,7 +138,11 @@ def results_of_batch(
         if (times < 0).any():
             raise ValueError("process_batch: a time is in ms since 1970, found a negative one")
     key = own.key if keeps_key else column("key", out.key)
-    results = replace(own.with_columns(key, column("value", out.value)), timestamp=times, put=None)
+    results = replace(
+        own.with_columns(key, column("value", out.value)),
+        timestamp=times,
+        put=None,
+    )
     if "headers" in table.column_names:
         results.headers = column("headers", HEADERS)
     return results, at
@@ -202,7 +206,12 @@ class Results:
         key = one.record.key
         if not self._keeps_key(one.origin):
             key = python_keys(self._column("key", [key], self.spec.out.key, [one]))[0]
-        value = self._column("value", [one.record.value], self.spec.out.value, [one])[0].as_py()
+        value = self._column(
+            "value",
+            [one.record.value],
+            self.spec.out.value,
+            [one],
+        )[0].as_py()
         return one.record._replace(key=key, value=value)
 
     def made(self, partition: int, forwarded: Sequence[Forwarded]) -> EdgeBatch:
@@ -407,7 +416,13 @@ class Running:
         if forwarded and self._onward is None:  # what is handed on was looked at then
             self._results.made(self._place.task.partition, forwarded)
 
-    def _whole(self, processor: BatchProcessor, batch: EdgeBatch, rows: Int64, origin: int) -> None:
+    def _whole(
+        self,
+        processor: BatchProcessor,
+        batch: EdgeBatch,
+        rows: Int64,
+        origin: int,
+    ) -> None:
         """Records in columns: ``rows`` of the batch of the processor ``origin``."""
         if not len(rows):
             return
@@ -688,13 +703,22 @@ class _Task:
             if index is not None:
                 found.pop(index.name)  # nobody's to read
         updates = []
-        for read, batch, rows in zip(spec.tables, member.inputs.sides[1:], changed, strict=True):
+        for read, batch, rows in zip(
+            spec.tables,
+            member.inputs.sides[1:],
+            changed,
+            strict=True,
+        ):
             updates.append(Updates(read, batch.take(rows), views[read.spec.name]))
             found[read.spec.name] = updates[-1].entries
         found |= {one.name: global_entries(one, views[one.name]) for one in spec.looks_up}
         return found, updates
 
-    def _made(self, spec: StoreSpec, views: Mapping[str, StoreView]) -> Entries | VersionEntries:
+    def _made(
+        self,
+        spec: StoreSpec,
+        views: Mapping[str, StoreView],
+    ) -> Entries | VersionEntries:
         view, index = views[spec.name], index_of(spec)
         if spec.versioned:
             return VersionEntries(spec, view)

@@ -80,7 +80,12 @@ class Entries:
     newest_ms: int | None = None
     """The own time of a table's store, with the updates so far; None of a processor's store."""
 
-    def __init__(self, spec: StoreSpec, view: StoreView, values: Values | None = None) -> None:
+    def __init__(
+        self,
+        spec: StoreSpec,
+        view: StoreView,
+        values: Values | None = None,
+    ) -> None:
         self.spec = spec
         self.values = values or spec.value_serde
         self._view = view
@@ -306,7 +311,12 @@ class VersionEntries:
     newest_ms: int | None = None
     """See `Entries`."""
 
-    def __init__(self, spec: StoreSpec, view: StoreView, values: Values | None = None) -> None:
+    def __init__(
+        self,
+        spec: StoreSpec,
+        view: StoreView,
+        values: Values | None = None,
+    ) -> None:
         self.spec = spec
         self.values = values or spec.value_serde
         self._view = cast(VersionsView, view)
@@ -424,7 +434,13 @@ class VersionedStore(_Named):
         latest version is not that old."""
         history_ms = self._spec.retention_ms or 0
         time = OPEN - 1 if as_of is None else as_of
-        return record_as_of(self._entries, self._key(key), time, history_ms, self._values.decode)
+        return record_as_of(
+            self._entries,
+            self._key(key),
+            time,
+            history_ms,
+            self._values.decode,
+        )
 
     def get_as_of(self, key: Any, as_of: int) -> VersionedRecord | None:
         """As `get` with ``as_of``, under the name that queries use."""

@@ -132,7 +132,12 @@ def launch_ahead(conf: SparkConf) -> None:
     command, options = _pysparks_launch(conf)
     folder = Path(tempfile.mkdtemp(prefix="everflow-jvm-"))
     environment = {**options["env"], _CONNECTION_PATH: str(folder / "connection")}
-    ahead = JvmAhead(command=command, environment=environment, current=os.getcwd(), folder=folder)
+    ahead = JvmAhead(
+        command=command,
+        environment=environment,
+        current=os.getcwd(),
+        folder=folder,
+    )
     _ahead.append(ahead)
     atexit.register(discard)
     try:
