@@ -83,7 +83,7 @@ _OWN: Mapping[str, tuple[str, ...]] = {
         *("producer", "topic"),
     ),
     "InputTopic": ("rewind", "written"),
-    "agg": ("result_type",),
+    "agg": ("precision_of", "require_comparable", "result_type"),
 }
 OWN = frozenset(f"{owner}.{name}" for owner, names in _OWN.items() for name in names)
 """Names of public classes and modules that only everflow's own modules call; errors do not offer
