@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import SequenceMatcher
 from enum import IntEnum
 from hashlib import blake2b
@@ -26,6 +26,7 @@ from everflow.topology.graph import (
     ColumnExpr,
     GlobalTableNode,
     Node,
+    SinkNode,
     SourceNode,
     StatefulNode,
     WholeTableNode,
@@ -110,10 +111,12 @@ class SubTopologyFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """``text``: what it computes and emits, without names."""
+    """``text``: what it computes and emits, without names, for the comparison; ``shown``: label,
+    expressions and types, for people."""
 
     name: str
     text: str
+    shown: str
     where: str | None = None
 
 
@@ -160,7 +163,8 @@ def facts_of(subs: SubTopologies) -> ProgramFacts:
         subtopologies=within,
         tables={one.node.store.name: _table(one.node) for one in subs.global_tables},
         nodes=tuple(
-            NodeFacts(name=node.name, text=text_of(node), where=node.where) for node in graph.nodes
+            NodeFacts(name=node.name, text=text_of(node), shown=shown_of(node), where=node.where)
+            for node in graph.nodes
         ),
         topics=frozenset(subs.topics),
     )
@@ -211,6 +215,21 @@ def text_of(node: Node) -> str:
     far as can be seen: a function is its code and the values that it has closed over."""
     shown = f"{type_text(node.out.key)} -> {type_text(node.out.value)}"
     return f"{_text(node, frozenset({'out'}))}: {shown}"
+
+
+def shown_of(node: Node) -> str:
+    """``FILTER value.n > 3: string -> struct<n:bigint>``."""
+    label = getattr(node, "label", None) or type(node).__name__.removesuffix("Node").upper()
+    parts = [label]
+    for one in fields(node):
+        value = getattr(node, one.name)
+        if isinstance(value, ColumnExpr):
+            parts.append(str(value.column).removeprefix("Column<'").removesuffix("'>"))
+        elif callable(value) and hasattr(value, "__qualname__"):
+            parts.append(f"{value.__qualname__}()")
+    if isinstance(node, SinkNode) and isinstance(node.topic, str):
+        parts.append(f"to {node.topic}")
+    return f"{' '.join(parts)}: {type_text(node.out.key)} -> {type_text(node.out.value)}"
 
 
 def _text(value: Any, without: Collection[str] = ()) -> str:
@@ -556,9 +575,15 @@ def _tables(old: ProgramFacts, new: ProgramFacts) -> Iterator[Change]:
 
 
 def _nodes(old: ProgramFacts, new: ProgramFacts) -> Iterator[Change]:
+    """Those that differ in more than their stores, in the order of the program."""
     if old.nodes is None or new.nodes is None:
         return
     mine, its = old.nodes, new.nodes
+    told = {
+        (facts.node, new.stores[name].node)
+        for name, facts in old.stores.items()
+        if name in new.stores and _layout_differs(facts, new.stores[name])
+    }
     matched = SequenceMatcher(None, [n.text for n in mine], [n.text for n in its], autojunk=False)
     for what, begin, end, first, last in matched.get_opcodes():
         if what == "equal":
@@ -569,7 +594,8 @@ def _nodes(old: ProgramFacts, new: ProgramFacts) -> Iterator[Change]:
         removed, added = list(mine[begin:end]), list(its[first:last])
         while removed and added:
             one, other = removed.pop(0), added.pop(0)
-            yield _node("it computes something else, or emits other types", one, other)
+            if (one.name, other.name) not in told:
+                yield _differs(one, other)
         for one in removed:
             yield _node("the new program does not have it", one, None)
         for other in added:
@@ -581,6 +607,12 @@ def _shifted(one: str, other: str) -> bool:
     return _GENERATED.sub("", one) == _GENERATED.sub("", other)
 
 
+def _differs(old: NodeFacts, new: NodeFacts) -> Change:
+    if old.shown == new.shown:
+        return replace(_node("it has other code or other arguments", old, new), before="", after="")
+    return _node("it computes something else, or emits other types", old, new)
+
+
 def _node(reason: str, old: NodeFacts | None, new: NodeFacts | None) -> Change:
     known = new or old
     assert known is not None
@@ -589,8 +621,8 @@ def _node(reason: str, old: NodeFacts | None, new: NodeFacts | None) -> Change:
         kind="node",
         name=known.name,
         reason=reason,
-        before=old.text if old else "",
-        after=new.text if new else "",
+        before=old.shown if old else "",
+        after=new.shown if new else "",
         where=known.where,
     )
 
