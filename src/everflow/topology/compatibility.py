@@ -244,7 +244,7 @@ def _text(value: Any, without: Collection[str] = ()) -> str:
     if isinstance(value, pa.DataType):
         return str(value)
     if isinstance(value, re.Pattern):
-        return value.pattern
+        return str(value.pattern)
     if is_dataclass(value) and not isinstance(value, type):
         shown = {
             one.name: _text(getattr(value, one.name))
@@ -527,13 +527,12 @@ def _paired(old: ProgramFacts, new: ProgramFacts, renamed: Mapping[str, str]) ->
             votes[mine, its] = votes.get((mine, its), 0) + weight
 
     for name, facts in old.stores.items():
-        its = new.stores.get(renamed.get(name, name))
-        vote(facts.subtopology, None if its is None else its.subtopology, 100)
+        other = new.stores.get(renamed.get(name, name))
+        vote(facts.subtopology, None if other is None else other.subtopology, 100)
     for mine, read in old.subtopologies.items():
         for its, reads in new.subtopologies.items():
             shared = {*read.topics, *read.repartition} & {*reads.topics, *reads.repartition}
-            vote(mine, its, len(shared))
-            vote(mine, its, int(mine == its and bool(shared)))
+            vote(mine, its, len(shared) + (mine == its and bool(shared)))
     found: dict[int, int] = {}
     for (mine, its), weight in sorted(votes.items(), key=lambda item: (-item[1], item[0])):
         if weight and mine not in found and its not in found.values():

@@ -59,7 +59,7 @@ def counted(
     retention: str | None = None,
     returns: str = "string",
     partitions: int | None = None,
-    also: Build | None = None,
+    also: Callable[[Any], object] | None = None,
 ) -> Build:
     """Counts by a new key, through the repartition topic ``by-a``."""
 
