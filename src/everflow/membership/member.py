@@ -35,7 +35,7 @@ from everflow.kafka.group_channel import (
 from everflow.logs import ABOUT_ASSIGNMENT, counted, rebalance_log, some
 from everflow.membership.assignor import Claims, Identity, MemberAssignor
 from everflow.records import MemberMetadata, TaskId, TopicPartition
-from everflow.topology.store_layouts import differing_lines
+from everflow.topology.known_programs import difference_of_lines
 
 
 def refusal_error(group_id: str, data: AssignmentData, identity: Identity) -> EverflowError:
@@ -63,9 +63,9 @@ def refusal_error(group_id: str, data: AssignmentData, identity: Identity) -> Ev
 def _other_program(
     group_id: str, data: AssignmentData, identity: Identity
 ) -> IncompatibleTopologyError:
-    differs = differing_lines(identity.topology, data.reference) if data.reference else ""
+    differs = difference_of_lines(data.reference, identity.topology) if data.reference else ""
     shown = (
-        f"Difference (+ this program, - the running one):\n{differs}"
+        f"Difference (before: the running program, now: this one):\n{differs}"
         if differs
         else (
             f"The lines of the running program (fingerprint {data.topology}) were not at hand; "

@@ -400,7 +400,7 @@ def test_a_refusal_because_of_unreadable_bytes_always_counts(driven: Driven) -> 
         (
             AnswerError.INCOMPATIBLE_TOPOLOGY,
             IncompatibleTopologyError,
-            "+ sub-topology 0 reads topic a",
+            "input topic a: ",
         ),
         (AnswerError.PROCESS_ID_CLASH, ProcessIdClashError, "state.dir"),
         (AnswerError.ASSIGNMENT_FAILED, AssignmentFailedError, "as told"),

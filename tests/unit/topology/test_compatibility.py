@@ -200,7 +200,9 @@ def test_the_report_is_for_people_and_for_programs() -> None:
     listed = found(facts(counted()), facts(counted(store="totals", extra=True)))
     text = report(listed).splitlines()
     assert text[0] == "needs a migration"
-    assert any(line.startswith("  store counts, at ") for line in text)
+    at = text.index(next(line for line in text if line.startswith("  store counts: ")))
+    assert text[at + 1].startswith("      at:     ")
+    assert __file__ in text[at + 1]
     data = json.loads(report_json(listed))
     assert data["verdict"] == "migration"
     assert data["changes"][0] == {
