@@ -384,9 +384,9 @@ def _otherwise(old: ProgramFacts, new: ProgramFacts) -> Iterator[Change]:
             effect=Effect.MIGRATION,
             kind="program",
             name="fingerprint",
-            reason="something that all instances of a group share is another one: a retention, a "
-            "global table, where a repartition topic is written, or what it was is not kept; "
-            "everflow check OLD NEW says more",
+            reason="something that all instances of a group share differs, and what it was is not "
+            "known: a retention, a global table, or who writes a repartition topic; everflow check "
+            "OLD NEW says more",
             before=old.fingerprint or "",
             after=new.fingerprint or "",
         )
