@@ -423,22 +423,26 @@ class RetryPolicy:
         foreign = bad is not None and TopicPartition(bad.topic, bad.partition) not in owned
         if not foreign:
             in_vain = self._repeated.in_vain(failure, now_ms, smallest)
-            if (bad is not None or in_vain) and self._skip(failure, planned):
+            found = bad is not None or in_vain
+            if planned is not None and found and self._skip(failure, planned):
                 self._forget_failures()
-                what = planned.named() if bad is None and planned is not None else short(failure)
+                what = planned.named() if bad is None else short(failure)
                 return RetryDecision(
-                    planned=self._next_attempt(planned, tasks, short(failure), now_ms),
+                    planned=replace(planned, attempt=planned.attempt + 1),
                     lines=((logging.WARNING, f"the record is left to its handler: {what}"),),
                 )
             if in_vain:
                 records = planned.named() if planned is not None else ""
                 raise ending(failure, self._repeated.times(failure), records)
+        # A search ends by itself, and an attempt that hangs takes as long as a task may stall.
+        counts = smallest or failure.kind not in _SMALLER
         again = self._next_attempt(
             planned,
             tasks,
             short(failure),
             now_ms,
             failure.partitions,
+            counts=counts,
         )
         lines: Lines = ()
         if again is not None:
@@ -539,15 +543,18 @@ class RetryPolicy:
         cause: str,
         now_ms: float,
         partitions: Collection[TopicPartition] = (),
+        counts: bool = True,
     ) -> PlannedBatch | None:
+        """``counts``: the attempt counts for `task.timeout.ms`. TaskTimeoutError."""
         again = None if planned is None else replace(planned, attempt=planned.attempt + 1)
-        self.stalled.failed(again, tasks, cause, now_ms, partitions)
+        if counts:
+            self.stalled.failed(again, tasks, cause, now_ms, partitions)
         return again
 
-    def _skip(self, failure: BatchFailure, planned: PlannedBatch | None) -> bool:
+    def _skip(self, failure: BatchFailure, planned: PlannedBatch) -> bool:
         """Leave a known record to its handler in the next attempt, once, unless it said FAIL."""
         record = failure.record
-        if planned is None or failure.judged or failure.kind == "undecodable":
+        if failure.judged or failure.kind == "undecodable":
             return False
         if record is None and failure.kind in _SMALLER:
             record = planned.only_record()

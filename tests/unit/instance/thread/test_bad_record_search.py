@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from everflow.errors import FatalError, RetriableError, TaskTimeoutError, WorkerDiedError
+from everflow.errors import (
+    BatchTimeoutError,
+    FatalError,
+    RetriableError,
+    TaskTimeoutError,
+    WorkerDiedError,
+)
 from everflow.instance.tasks.task import ActiveTask, TaskState
 from everflow.instance.thread.batching import BatchSize
 from everflow.instance.thread.retry_policy import FIRST_WITH_FUNCTIONS, first_size
@@ -148,6 +154,28 @@ def test_a_record_that_another_failed_on_is_left_to_its_handler(kind: str, named
     assert poison.committed == [n for n in range(1_000) if n not in (37, 700)]
     assert poison.runs < (6 if kind == "record" else 120)
     assert made.thread.trouble is None
+
+
+@pytest.mark.parametrize("records", [1, 1_000])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_search_is_no_time_out_of_its_task(goes_on: bool, records: int) -> None:
+    """By default a batch hangs after as long as a task may stall; KIP-572 counts what waits for
+    brokers."""
+    made = world(goes_on=goes_on)
+    poison = Poison(made, "hang", {0}, named=False)
+
+    def hangs(request: BatchRequest) -> BatchResult:
+        made.clock.advance(10 if request.ranges[IN].start or left_out(request) else 300_000)
+        return poison(request)
+
+    made.fed(hangs, records)
+    if goes_on:
+        until_all_read(made, 400)
+        assert poison.dead == [0]
+        assert poison.committed == list(range(1, records))
+    else:
+        with pytest.raises(BatchTimeoutError, match="on in-0@0"):
+            until_all_read(made, 400)
 
 
 def test_where_no_handler_goes_on_the_instance_stops_with_the_record() -> None:
