@@ -514,6 +514,7 @@ def test_a_handler_that_fails_ends_the_instance(caplog: pytest.LogCaptureFixture
         raise ZeroDivisionError
 
     assert asked(broken) is None
+    assert asked(lambda _: sys.exit(1)) is None, "not only its thread"
     assert asked(lambda _: "REPLACE_THREAD") is None
     assert asked(lambda _: REPLACE) == ReplacementLimits()
     assert "handler failed" in caplog.text
