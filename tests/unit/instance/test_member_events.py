@@ -9,6 +9,7 @@ import pytest
 
 from everflow import KafkaStreams, StreamThreadExceptionResponse
 from everflow.errors import (
+    ConfigError,
     EverflowError,
     FatalError,
     InternalTopicError,
@@ -17,7 +18,7 @@ from everflow.errors import (
 )
 from everflow.instance import kafka_streams
 from everflow.instance.assembly import ClusterPorts, Dependencies
-from everflow.instance.client_state import ClientState, Pause, StateMachine
+from everflow.instance.client_state import ClientState, IllegalStateError, Pause, StateMachine
 from everflow.instance.copies.state_updater import StateUpdater
 from everflow.instance.instance import EventLoop, Instance, InstanceSettings
 from everflow.instance.restore.listeners import RestoreProgress, RestoreTracker, SuspendReason
@@ -169,6 +170,16 @@ class Ending:
     @property
     def ended(self) -> bool:
         return self.streams.state is ClientState.PENDING_ERROR
+
+
+def test_a_handler_is_set_before_the_start_and_may_replace_once_at_least() -> None:
+    streams = KafkaStreams(Topology(()), application_id="a", bootstrap_servers="b:1")
+    end = lambda _: StreamThreadExceptionResponse.SHUTDOWN_CLIENT  # noqa: E731
+    with pytest.raises(ConfigError, match=r"most.*found 0"):
+        streams.set_uncaught_exception_handler(end, most=0)
+    streams._life.states.to(ClientState.REBALANCING)
+    with pytest.raises(IllegalStateError, match="REBALANCING"):
+        streams.set_uncaught_exception_handler(end)
 
 
 def test_what_its_loop_meets_ends_the_instance_and_replaces_nothing(

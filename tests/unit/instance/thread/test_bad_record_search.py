@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -471,6 +471,19 @@ def test_a_leader_that_does_not_say_where_its_log_ends_is_named(two_tasks: TwoTa
     assert late.value.task == OTHER_TASK
     assert "the leader of in-1 does not answer" in str(late.value)
     assert two_tasks.read[IN] > two_tasks.end - 10
+
+
+def test_where_no_broker_answers_a_task_is_named_once_its_time_is_over(two_tasks: TwoTasks) -> None:
+    def away(asked: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        raise RetriableError("no broker answers")
+
+    two_tasks.turns(1)
+    two_tasks.ends.read = away
+    began_ms = two_tasks.clock.monotonic_ms()
+    with pytest.raises(TaskTimeoutError, match="no broker answers where the logs end") as late:
+        two_tasks.turns(60)
+    assert late.value.task in (TASK, OTHER_TASK)
+    assert two_tasks.clock.monotonic_ms() - began_ms > 10_000
 
 
 def test_a_task_that_cannot_be_recovered_is_given_back(two_tasks: TwoTasks) -> None:

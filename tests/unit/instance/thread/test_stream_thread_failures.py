@@ -480,6 +480,7 @@ def rest_ms(
 
 def test_without_a_handler_the_instance_ends() -> None:
     assert asked(None) is None
+    assert asked(lambda _: StreamThreadExceptionResponse.SHUTDOWN_CLIENT) is None, "as it may ask"
     assert rest_ms(policy(), 0, limits=None) is None
 
 
