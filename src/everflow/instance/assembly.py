@@ -410,7 +410,7 @@ class ClusterPorts:
             clock,
         )
         if not tasks:
-            return GlobalTables((), None, instance.failed, clock, loaded)
+            return GlobalTables((), None, instance.uncaught_elsewhere, clock, loaded)
         sources = {table.source.topic: table.source for table in plan.global_tables}
         count, handlers = partial(count_left_out, instance.metrics), self._config.handlers()
         intake = GlobalRecords(sources, handlers, self._letter_writer, count)
@@ -437,7 +437,7 @@ class ClusterPorts:
             name="everflow-global-tables",
         )
         updater = StateUpdater(services, clock, sys.maxsize, self._config.task_timeout_ms)
-        tables = GlobalTables(tasks, updater, instance.failed, clock, loaded)
+        tables = GlobalTables(tasks, updater, instance.uncaught_elsewhere, clock, loaded)
         return tables
 
     def _letter_writer(self) -> RecordWriter:
@@ -652,7 +652,7 @@ class ClusterPorts:
         self._watch = TopicWatch(
             lambda: admin.describe_topics(topics.topics, WATCH_REQUEST_S),
             topics,
-            instance.failed,
+            instance.uncaught_elsewhere,
             self._clock,
             Extension(instance=instance, ports=self).check,
         )

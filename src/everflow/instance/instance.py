@@ -30,6 +30,7 @@ from everflow.instance.start_up import START_METADATA, WARM_UP_WAIT_S, await_war
 from everflow.instance.tasks.recovery import ATTEMPT_MS, CommittedLowerBounds, Recovery
 from everflow.instance.tasks.task import ActiveTask, TaskState, TaskStore, TaskTimeouts, fitted
 from everflow.instance.tasks.task_manager import TaskManager, TaskServices
+from everflow.instance.thread.retry_policy import Replacements
 from everflow.instance.thread.stream_thread import (
     OpenJob,
     StreamThread,
@@ -173,7 +174,8 @@ class InstancePorts(Protocol):
 
 @dataclass(eq=False)
 class Instance:
-    """``stop``: set to end all waits. ``failed``: called when the instance cannot go on."""
+    """``stop``: set to end all waits. ``failed``: called when the instance cannot go on, behind the
+    user's handler of uncaught exceptions."""
 
     ports: InstancePorts
     settings: InstanceSettings
@@ -188,6 +190,8 @@ class Instance:
     def __post_init__(self) -> None:
         ports = self.ports
         self.uncaught = Uncaught(lambda _: self.member.shut_down_application())
+        self._recoveries = Replacements()
+        self._ends = False
         self.book = GateBook()
         self.lower_bounds = CommittedLowerBounds(self.clock)
         self.hosts = HostMap(self.clock)
@@ -239,6 +243,23 @@ class Instance:
             deadline=deadline,
             stop=self.stop,
         )
+
+    def uncaught_elsewhere(self, error: EverflowError) -> bool:
+        """Ask the user's handler about what no stream thread met (KIP-671), the first time; any
+        thread. True: tasks that could not be recovered in time are tried anew; else it ends."""
+        if self._ends or self.states.state in STOPPING:
+            return False
+        limits = self.uncaught.limits_for(error)
+        if limits is not None:
+            late, now_ms = isinstance(error, TaskTimeoutError), self.clock.monotonic_ms()
+            if late and self._recoveries.one_more(limits, now_ms) is not None:
+                log.warning("Recovered anew, as the uncaught exception handler wants: %s", error)
+                return True
+            why = "that was too often" if late else "no stream thread met it"
+            log.error("Nothing is replaced, for %s: [%s]", why, error.code)
+        self._ends = True
+        self.failed(error)
+        return False
 
     def all_tasks(self) -> list[ActiveTask]:
         """Tasks on stream threads; from any thread, as the others here."""
@@ -304,7 +325,7 @@ class Instance:
             post=self.loop.post,
             before_release=self._before_release,
             release=self.member.release,
-            failed=self.failed,
+            failed=self.uncaught_elsewhere,
             changed=self._on_tasks_changed,
             fits=lambda task: fitted(task, self.ports.create(task.id).inputs, self.begun),
             rest=self.copies.rest,
@@ -343,10 +364,10 @@ class Instance:
             event()
             self._tick()
         except EverflowError as error:
-            self.failed(error)
+            self.uncaught_elsewhere(error)
         except Exception as error:
             log.exception("The instance's loop failed")
-            self.failed(EverflowError(f"The instance's loop failed: {error!r}"))
+            self.uncaught_elsewhere(EverflowError(f"The instance's loop failed: {error!r}"))
 
     def _tick(self) -> None:
         self.ports.check()

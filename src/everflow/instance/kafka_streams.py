@@ -289,17 +289,20 @@ class KafkaStreams(InteractiveQueries, Telling):
         most: int = MOST_REPLACEMENTS,
         within: Duration = REPLACED_WITHIN_MS,
     ) -> None:
-        """``handler(error)`` decides what happens to a stream thread that cannot continue; it is
-        called on that thread (KIP-671; design note 047). Only before `start`.
+        """``handler(error)`` decides what happens when a stream thread, or the instance, cannot
+        continue; it is called on the thread that met the error (KIP-671; design note 047). Only
+        before `start`.
 
         REPLACE_THREAD: the thread is replaced, only for errors that may pass, and at most ``most``
         times ``within`` a time (text such as ``"10 minutes"``, ms or a timedelta); after that the
         instance ends. Meanwhile the failed task waits (1 s, twice as long each time, at most a
-        minute); if it is unknown, all tasks of the thread wait. Other tasks continue.
+        minute); if it is unknown, all tasks of the thread wait. Other tasks continue. A task that
+        could not be restored within ``task.timeout.ms`` is restored anew, as often. For other
+        errors that no stream thread met, the instance ends.
         SHUTDOWN_CLIENT: the instance ends in state ERROR, as without a handler or if the handler
-        raises. SHUTDOWN_APPLICATION: all instances end, as after `shut_down_application`. Raises
-        IllegalStateError after the start, ConfigError if ``most`` is below 1, TopologyError for a
-        wrong duration."""
+        raises or exits. SHUTDOWN_APPLICATION: all instances end, as after `shut_down_application`.
+        Raises IllegalStateError after the start, ConfigError if ``most`` is below 1, TopologyError
+        for a wrong duration."""
         self._require_created("an uncaught exception handler is set")
         if most < 1:
             raise ConfigError(

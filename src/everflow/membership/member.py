@@ -519,6 +519,8 @@ class GroupMember:
             self._subscribed = topics
             self.request_rejoin("topics came that a pattern names")
         self._give_up()
+        if self._error is not None:
+            return  # a poll in vain, of brokers that are away, must not delay the end
         with self._asking:
             why = self._follow_ups.due(self._clock.monotonic_ms(), channel.joining)
         if why is not None:

@@ -24,6 +24,7 @@ from everflow.errors import (
     IncompatibleTopologyError,
     MissingSourceTopicError,
     ProcessIdClashError,
+    RetriableError,
     ShutdownRequestedError,
     TaskMigratedError,
 )
@@ -452,6 +453,18 @@ def test_who_ends_the_application_waits_for_no_silent_member_for_ever(driven: Dr
     told = driven.step()
     assert [type(event) for event in told] == [Lost, Failed]
     assert "still run" in str(told[1].error)  # type: ignore[union-attr]
+
+
+def test_who_ends_the_application_does_not_wait_for_brokers_that_are_away(driven: Driven) -> None:
+    asked_to_end(driven)
+
+    def away(timeout_s: float) -> None:
+        raise RetriableError("no broker answers")
+
+    driven.channel.poll = away  # type: ignore[method-assign]
+    assert driven.step() == []
+    driven.clock.advance(SPREADS_MS)
+    assert [type(event) for event in driven.step()] == [Lost, Failed]
 
 
 def test_a_newcomer_that_meets_its_former_life_waits_for_its_session_s_end(driven: Driven) -> None:

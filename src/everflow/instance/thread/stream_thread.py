@@ -662,7 +662,8 @@ class StreamThreadExceptionResponse(enum.Enum):
 
 
 UncaughtExceptionHandler: TypeAlias = "Callable[[EverflowError], StreamThreadExceptionResponse]"
-"""Called with what ends a stream thread, on that thread."""
+"""Called with what ends a stream thread or the instance, on the thread that met it; several threads
+may call it at once."""
 
 
 @dataclass(frozen=True)
@@ -675,12 +676,13 @@ class Uncaught:
     limits: ReplacementLimits = field(default_factory=ReplacementLimits)
 
     def limits_for(self, error: EverflowError) -> ReplacementLimits | None:
-        """Ask the handler, on the failed thread, within which limits it is replaced, if at all."""
+        """Ask the handler, on the thread that failed, within which limits that is replaced, if at
+        all."""
         if self.handler is None:
             return None
         try:
             response: object = self.handler(error)
-        except Exception:  # the user's code
+        except (Exception, SystemExit):  # the user's code; sys.exit() would end this thread alone
             log.exception("The uncaught exception handler failed; this instance ends")
             return None
         if not isinstance(response, StreamThreadExceptionResponse):
