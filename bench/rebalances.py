@@ -42,12 +42,15 @@ def migrations(records: Sequence[Record]) -> list[Migration]:
     """In the order in which the tasks came; of the records of one application."""
     lost: dict[str, tuple[str, int | None]] = {}
     found = []
-    for record in records:
+    for at, record in enumerate(records):
+        later = [one for one in records[at:] if one["instance"] == record["instance"]]
         for task in record["gained"]:
             if task not in lost:
                 continue
             origin, last_ms = lost.pop(task)
-            first_ms = record["first_commits"].get(task)
+            # Of one that was overtaken, a later record has it.
+            first = (one["first_commits"].get(task) for one in later)
+            first_ms = next((ms for ms in first if ms is not None), None)
             known = last_ms is not None and first_ms is not None
             gap_s = (first_ms - last_ms) / 1000 if known else None
             found.append(

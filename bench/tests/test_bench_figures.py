@@ -67,6 +67,14 @@ def test_a_move_s_gap_is_between_the_records_of_two_instances(tmp_path: Path) ->
         gaps_ms={"0_1": 120.0, "0_2": None},
         duration_ms=180.0,
     )
+    later = rebalance("two", 5_900, first_commits={"0_4": 6_000})
+    assert migrations(
+        [
+            rebalance("one", 5_000, lost=["0_4"], last_commits={"0_4": 5_100}),
+            rebalance("two", 5_200, gained=["0_4"]),
+            later,
+        ]
+    ) == [Migration("0_4", "one", "two", 5.2, 0.9)]
     for name, record, torn in (("b", took, '{"half'), ("a", gave, "")):
         folder = tmp_path / name / "app" / "logs"
         folder.mkdir(parents=True)

@@ -96,7 +96,8 @@ class Rebalance:
         gaps_ms: the longest time without a committed micro-batch around the rebalance, by task.
             None: none was committed, as of a task with nothing to read. Of a gained task since the
             answer, as its last commit elsewhere is not known here: see ``last_commits``.
-        last_commits: of lost tasks; ``first_commits``: of gained ones.
+        last_commits: of lost tasks; ``first_commits``: of gained ones, and of those that the
+            rebalance before did not get to run.
         restored_records, restored_bytes: of changelogs, since the record before.
         decision: of a leader.
     """
@@ -167,6 +168,8 @@ class _Open:
     owned: frozenset[TaskId]
     gained: frozenset[TaskId]
     lost: frozenset[TaskId]
+    waits: Mapping[TaskId, float]
+    """Since when tasks wait that did not run in the rebalance before."""
     running_ms: float | None = None
     gaps: dict[TaskId, float] = field(default_factory=dict)
     first: dict[TaskId, float] = field(default_factory=dict)
@@ -176,15 +179,21 @@ class _Open:
     def committed(self, task: TaskId, last_ms: float | None, now_ms: float) -> None:
         if task not in self.owned or task in self.settled:
             return
-        gained = task in self.gained
-        begin = self.answered_ms if gained else self.began_ms
-        early = begin if gained else begin - AROUND_MS
-        since = begin if last_ms is None or last_ms < early else last_ms
-        self.gaps[task] = max(self.gaps.get(task, 0.0), now_ms - since)
-        if gained:
+        self.gaps[task] = max(self.gaps.get(task, 0.0), now_ms - self.since(task, last_ms))
+        if task in self.gained or task in self.waits:
             self.first.setdefault(task, now_ms)
         if self.running_ms is not None:
             self.settled.add(task)
+
+    def since(self, task: TaskId, last_ms: float | None) -> float:
+        """When the task's present gap began; ``last_ms``: its last commit here."""
+        waited = self.waits.get(task)
+        if waited is not None and (last_ms is None or last_ms <= waited):
+            return waited
+        gained = task in self.gained
+        begin = self.answered_ms if gained else self.began_ms
+        early = begin if gained else begin - AROUND_MS
+        return begin if last_ms is None or last_ms < early else last_ms
 
     def due(self, now_ms: float) -> bool:
         if self.running_ms is None:
@@ -215,12 +224,14 @@ class RebalanceBook:
         """A rebalance ended: this instance owns ``owned``; ``copies``: those that it followed until
         now."""
         with self._lock:
+            now, old, waits = frozenset(owned), self._open, dict[TaskId, float]()
+            if old is not None and old.running_ms is None:
+                waits = {task: old.since(task, self._commits.get(task)) for task in old.owned & now}
             self._close(OVERTAKEN)
             before, group, decision = self._hosts, join.hosts, join.decision
             if decision is not None and (decision.before is not None or not before):
                 before, group = decision.before, dict.fromkeys(decision.members, ())
             reason, why = self._away or reason_of(join.asked, before, group)
-            now = frozenset(owned)
             gained, lost = now - self._owned, self._owned - now
             answered_ms = self.clock.monotonic_ms()
             draft = Rebalance(
@@ -248,6 +259,7 @@ class RebalanceBook:
                 owned=now,
                 gained=gained,
                 lost=lost,
+                waits=waits,
             )
             self._owned, self._hosts, self._away = now, join.hosts, None
 

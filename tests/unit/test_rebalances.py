@@ -179,6 +179,21 @@ def test_a_rebalance_whose_tasks_never_ran_is_overtaken(kept: Kept) -> None:
     assert kept.written == [first]
 
 
+def test_a_task_that_two_rebalances_kept_waiting_has_the_whole_gap(kept: Kept) -> None:
+    kept.settled(T0)
+    kept.answered(T0, T1)
+    kept.after(2 * AROUND_MS)
+    kept.answered(T0, T1)
+    kept.after(5_000)
+    kept.book.running()
+    kept.book.committed([T0, T1])
+    kept.after(0)
+    _, record = kept.written
+    assert record.gaps_ms == {"0_0": 2 * AROUND_MS + 5_000, "0_1": 2 * AROUND_MS + 5_000}
+    assert record.gained == []
+    assert record.first_commits["0_1"] == BEGAN_MS + 2 * AROUND_MS + 5_000
+
+
 def test_one_whose_tasks_ran_is_complete_though_the_next_came_before_a_commit(kept: Kept) -> None:
     kept.settled(T0)
     kept.answered(T0)
