@@ -552,7 +552,17 @@ def watched(drained: list[str], tokens: tuple[str, ...] = ()) -> Iterator[str]:
         yield server.address
 
 
-PATHS = ["/", "/status", "/metrics", "/topology", "/page", "/page/view", "/page/letters", "/none"]
+PATHS = [
+    "/",
+    "/status",
+    "/rebalances",
+    "/metrics",
+    "/topology",
+    "/page",
+    "/page/view",
+    "/page/letters",
+    "/none",
+]
 
 
 @pytest.mark.parametrize("path", PATHS)
