@@ -52,6 +52,7 @@ from everflow.membership.member import (
 from everflow.memory import MemoryBudget
 from everflow.metrics import Metrics
 from everflow.protocol.messages import format_metadata
+from everflow.rebalances import RebalanceBook
 from everflow.records import Offsets, TaskId, TopicPartition
 from everflow.retry import attempting, quietly, retrying
 from everflow.topology.patterns import TopicGrowth
@@ -195,6 +196,7 @@ class Instance:
         self.book = GateBook()
         self.lower_bounds = CommittedLowerBounds(self.clock)
         self.hosts = HostMap(self.clock)
+        self.rebalances = RebalanceBook(clock=self.clock, restored=self.tracker.restored)
         self.threads: list[StreamThread] = []
         self.begun: dict[TaskId, ActiveTask] = {}
         """New partitions of running tasks, and where they begin (`Extension`)."""
@@ -294,6 +296,7 @@ class Instance:
             metrics=self.metrics,
             on_failed=self.failed,
             committed=self._committed,
+            progressed=self.rebalances.committed,
             on_warm=lambda: self.loop.post(self._update_state),
             paused=lambda: self.pause.paused or not self.global_tables.filled,
             give_back=lambda tasks, why: self.loop.post(
@@ -371,6 +374,7 @@ class Instance:
 
     def _tick(self) -> None:
         self.ports.check()
+        self.rebalances.turn()
         if self.states.state is not ClientState.RUNNING or self._any_stalled():
             self._update_state()
         for thread in self.threads:
@@ -400,14 +404,20 @@ class Instance:
             # All tasks, also revoked ones that are not released yet: the event does not name these.
             self.book.disown_all()
             self.deferred.forget(event.partitions | self.deferred.partitions())
+            post(self.rebalances.evicted)
             post(lambda: manager.lost(event.tasks))
         elif isinstance(event, Roles):
             self.metrics.add(names.REBALANCES, 1)
             self.hosts.replace(event.generation, event.hosts)
+            post(lambda: self._note_rebalance(event))
             post(lambda: manager.roles(event.standby, event.warmup))
         elif isinstance(event, Failed):
             self.book.disown_all()
             post(lambda: self.failed(event.error))  # it calls the user's state listener
+
+    def _note_rebalance(self, event: Roles) -> None:
+        if event.join is not None:
+            self.rebalances.answered(event.join, self.manager.owned, self.manager.copies)
 
     def _fence_lost(self) -> None:
         """Recovery waits for a transaction of the tasks' last owner, which may have vanished."""
@@ -422,6 +432,8 @@ class Instance:
         self._on_tasks_changed(self.manager.all_running())
 
     def _on_tasks_changed(self, all_running: bool) -> None:
+        if all_running:
+            self.rebalances.running()
         if self.states.state in STOPPING:
             return
         all_running = all_running and not self._any_stalled()

@@ -24,7 +24,13 @@ from everflow.clock import Clock, SystemClock, on_thread
 from everflow.config import StreamsConfig, asked_at
 from everflow.errors import ConfigError, EverflowError
 from everflow.foreign_names import Telling
-from everflow.instance.assembly import ClusterPorts, Dependencies, instance_log, instance_settings
+from everflow.instance.assembly import (
+    ClusterPorts,
+    Dependencies,
+    instance_log,
+    instance_settings,
+    keep_rebalances,
+)
 from everflow.instance.bounded_run import BoundedRun, bounded_run
 from everflow.instance.client_state import (
     ENDED,
@@ -540,6 +546,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         )
         instance = self._life.instance = self._wired(ports)
         instance.uncaught = self._uncaught
+        keep_rebalances(config, instance.rebalances, opened)
         asked = self._query_ports(dependencies, instance)
         self._queries = store_queries(
             blueprint,

@@ -191,6 +191,27 @@ def test_every_completed_rebalance_ends_with_roles_changed_or_not(driven: Driven
     assert [type(event) for event in driven.given(T1)] == [Revoked, Assigned, Roles]
 
 
+def test_roles_say_since_when_it_joined_and_what_it_asked_for(driven: Driven) -> None:
+    driven.given(T0)
+    driven.member.request_rejoin("this member drains")
+    driven.step()  # asks; the answer is not there yet
+    driven.clock.advance(70)
+    asked = driven.given(T0)[-1]
+    driven.clock.advance(5)
+    driven.channel.request_rejoin()
+    of_others = driven.given(
+        T0, standby=frozenset({T1}), hosts={"h:1": HostTasks(frozenset({T0}))}
+    )[-1]
+    assert isinstance(asked, Roles)
+    assert isinstance(of_others, Roles)
+    assert asked.join is not None
+    assert of_others.join is not None
+    assert (asked.join.asked, asked.join.began_ms) == ("this member drains", 1_070.0)
+    assert (of_others.join.asked, of_others.join.began_ms) == ("", 1_075.0)
+    assert (asked.join.generation, asked.join.member, asked.join.decision) == (1, "m-1", None)
+    assert (of_others.join.standby, of_others.join.hosts) == ({T1}, {"h:1": ["0_0"]})
+
+
 def test_nothing_is_joined_until_the_revoked_tasks_are_closed(driven: Driven) -> None:
     driven.given(T0, T1)
     driven.member.request_rejoin()

@@ -95,11 +95,11 @@ class ThreadSettings:
 @dataclass(frozen=True, kw_only=True)
 class ThreadServices:
     """Effects of a stream thread. ``kill_workers(pids)`` returns when they have ended;
-    ``on_failed(error)`` is called once, when it ends with an error, ``committed(positions)`` behind
-    each commit. ``paused()``: KIP-834. ``consumed(topics)``: the application has consumed all their
-    records. ``global_tasks()``: where the global tables are now. ``uncaught``:
-    `Uncaught.limits_for`. ``give_back(tasks, why)``: these cannot be recovered here now.
-    ``worker_memory()``: its worker's present share. ``topic_ids()``: as of the start.
+    ``on_failed(error)`` is called once, when it ends with an error, ``committed(positions)`` and
+    ``progressed(tasks)`` behind each commit. ``paused()``: KIP-834. ``consumed(topics)``: the
+    application has consumed all their records. ``global_tasks()``: where the global tables are
+    now. ``uncaught``: `Uncaught.limits_for`. ``give_back(tasks, why)``: these cannot be recovered
+    here now. ``worker_memory()``: its worker's present share. ``topic_ids()``: as of the start.
     ``doubt_topics(topics)``: other topics of these names?"""
 
     open_job: OpenJob
@@ -110,6 +110,7 @@ class ThreadServices:
     metrics: Metrics
     on_failed: Callable[[EverflowError], None]
     committed: Callable[[Offsets], None]
+    progressed: Callable[[Collection[TaskId]], None] = lambda tasks: None
     on_warm: Callable[[], None] = lambda: None
     paused: Callable[[], bool] = lambda: False
     global_tasks: Callable[[], list[TaskContext]] = list
@@ -626,6 +627,7 @@ class StreamThread:
         self._planned = None
         self._counts.add(result)
         self.services.committed(positions_of(self.tasks[task] for task in progressed))
+        self.services.progressed(progressed)
 
     def _close_job(self) -> None:
         job, self._job = self._job, None
