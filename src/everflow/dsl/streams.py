@@ -329,7 +329,8 @@ class KStream(_StreamOrTable):
         **fields: Column,
     ) -> KStream:
         """As `join`, but a record without a match or key is emitted with a null ``right``: at once
-        if ``other`` is a table, otherwise when the record's window and grace are over."""
+        if ``other`` is a table, otherwise when the record's window and grace are over. A result
+        has the headers of the record that made it."""
         return self._joined(JoinKind.LEFT, locals())
 
     @builder_call
@@ -344,7 +345,8 @@ class KStream(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """As `left_join` of two streams, but unmatched records of both sides are emitted."""
+        """As `left_join` of two streams, but unmatched records of both sides are emitted. A result
+        has the headers of the record that made it."""
         return self._joined(JoinKind.OUTER, locals())
 
     @builder_call
@@ -843,7 +845,8 @@ class KTable(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
-        """As `join`, for all keys of this table; ``right`` is null if ``other`` has no row."""
+        """As `join`, for all keys of this table; ``right`` is null if ``other`` has no row. A
+        result has the headers of the change that made it."""
         return self._joined(JoinKind.LEFT, locals())
 
     @builder_call
@@ -857,7 +860,8 @@ class KTable(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
-        """As `join` by key, for the keys of either table; the side without a row is null."""
+        """As `join` by key, for the keys of either table; the side without a row is null. A result
+        has the headers of the change that made it."""
         return self._joined(JoinKind.OUTER, locals())
 
     def _joined(self, kind: JoinKind, arguments: dict[str, Any]) -> KTable:
@@ -1131,7 +1135,8 @@ class SessionWindowedKStream(_WindowedKStream):
         **aggregators: Aggregator,
     ) -> KTable:
         """As `KGroupedStream.aggregate`, per session. If sessions merge, ``merger`` receives (key,
-        aggregate, aggregate) or (aggregate, aggregate), the earlier session's first."""
+        aggregate, aggregate) or (aggregate, aggregate), the earlier session's first. A result has
+        the headers of the record that made it."""
         return self._aggregate(locals())
 
 
@@ -1236,7 +1241,7 @@ class SessionWindowedCogroupedKStream(_Cogroups):
     ) -> KTable:
         """As `CogroupedKStream.aggregate`, per session. When two sessions merge, ``merger``
         receives (key, aggregate, aggregate) or (aggregate, aggregate), the earlier session's first,
-        and returns one aggregate."""
+        and returns one aggregate. A result has the headers of the record that made it."""
         return self._aggregated(locals())
 
 

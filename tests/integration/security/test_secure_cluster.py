@@ -146,7 +146,11 @@ RESOURCES: Mapping[str, tuple[ResourceType, tuple[str, ...], bool]] = {
     "input topics": (ResourceType.TOPIC, ("{source}",), False),
     "output topics, the dead letter topic": (ResourceType.TOPIC, ("{output}", "{dead}"), False),
     "the dead letter topic": (ResourceType.TOPIC, ("{dead}",), False),
-    "topics that the letters came from, or that of `--to`": (TOPIC, ("{source}",), False),
+    "source topics of the dead-letter records, or the topic of `--to`": (
+        TOPIC,
+        ("{source}",),
+        False,
+    ),
     "topics of which the group has committed offsets": (ResourceType.TOPIC, ("{source}",), False),
     "topics that are to be listed": (ResourceType.TOPIC, ("{output}",), False),
     "the topic": (ResourceType.TOPIC, ("{output}",), False),
@@ -168,7 +172,7 @@ def said(who: str) -> list[tuple[str, list[AclOperation]]]:
     return [
         (resource, [OPERATION[one.split()[0]] for one in operations.split(", ")])
         for _, resource, operations in mine
-        if resource != "all that an instance may"
+        if resource != "all resources of an instance"
     ]
 
 
