@@ -445,7 +445,8 @@ def test_dead_letters_are_seen_and_replayed_by_a_second_press(tmp_path: Path, pr
 class Others:
     """Two other instances: one tells, one has gone silent."""
 
-    own = "pod-0:8080"
+    def own(self) -> str:
+        return "pod-0:8080"
 
     def states(self, hosts: object) -> list[OtherInstance]:
         _, seen = looks()
