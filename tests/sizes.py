@@ -20,7 +20,9 @@ def warnings(path: Path) -> list[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > FUNCTION:
-                found.append(f"{path}:{node.lineno}: {node.name} has {lines} lines, more than 80")
+                found.append(
+                    f"{path}:{node.lineno}: {node.name} has {lines} lines, more than {FUNCTION}"
+                )
     return found
 
 

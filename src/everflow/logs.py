@@ -1,8 +1,8 @@
 """Sends everflow's own lines to people, each once, with the time; clients' noise goes to a file.
 
 `install` takes over the logger ``everflow`` and the clients' loggers, and nothing else. An instance
-opens its file with `LogFile` when it has locked its state folder, and closes it at its end. Whoever
-owns the screen (`everflow run`'s status line, a notebook's view) takes lines with `lines_to`.
+opens its file with `LogFile` when it has locked its state folder, and closes it at its end. The
+owner of the screen (`everflow run`'s status line, a notebook's view) takes lines with `lines_to`.
 
 What a program sees that only calls `KafkaStreams`:
 
@@ -215,7 +215,7 @@ class Repeats:
 
 
 class _People(logging.Handler):
-    """The exit to people: whoever took the lines, the program's handlers, or standard error."""
+    """Shows lines to people: by a caller of `lines_to`, the program's handlers, or on stderr."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,8 +21,8 @@ Bytes: TypeAlias = pa.Array | Sequence[bytes | None]
 
 
 class ByteColumn(Sequence[Any]):
-    """A binary column that is the sequence of its values, too, for whoever takes them one by one:
-    ``bytes``, or None for a null."""
+    """A binary column that is the sequence of its values, too, for callers that take them one by
+    one: ``bytes``, or None for a null."""
 
     def __init__(self, column: pa.Array) -> None:
         self.column = column

@@ -6,7 +6,7 @@ later, and `StopSignals.check` raises it where a library has caught it. Inside
 `StopSignals.reported_to` nothing is raised: a thread reports each to the listener. Afterwards
 signals are only counted.
 
-A SIGHUP is left to whoever started the process to outlive its terminal (``nohup``), and to the
+A SIGHUP is left to a parent that wants the process to outlive its terminal (``nohup``), and to the
 program's own handler. A shell that ends sends several: it counts only as the first signal."""
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ few: thousands of tasks on a thousand members are some ten thousand arcs. The fl
 members and hubs; a task is what moves along an arc.
 
 Successive shortest paths, all paths of equal length at once: every task begins where it is
-cheapest, whoever has too many then passes tasks on. Most tasks stay, so few paths are needed.
+cheapest, and a member with too many then passes tasks on. Most tasks stay, so few paths are needed.
 Design note 008 says why it is not a library's.
 """
 

@@ -69,8 +69,8 @@ class Connections:
         self._open: dict[str, http.client.HTTPConnection] = {}
 
     def ask(self, path: str, body: bytes | None = None, at: str | None = None) -> Any:
-        """The answer's content, from whoever has it; ``body``: JSON; ``at`` is asked first. Raises
-        QueryRefusedError, QueryUnavailableError."""
+        """The answer's content, from an instance that has it; ``body``: JSON; ``at`` is asked
+        first. Raises QueryRefusedError, QueryUnavailableError."""
         until_s, pause_s = self._clock() + self._patience_s, FIRST_PAUSE_S
         while True:
             reason = ""

@@ -66,7 +66,7 @@ from everflow.windows import (
 
 
 class _StreamOrTable(Telling):
-    """An error tells whoever takes columns from it, as from a DataFrame, how they are named."""
+    """Its columns are not attributes, as a DataFrame's are: an error says how they are named."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream

@@ -467,8 +467,8 @@ class MemberAssignor:
         }
         held_back: frozenset[TaskId] = frozenset()
         if screening.unread:
-            # Whoever cannot be read may run what nobody else claims; it keeps that until it has
-            # come down a version.
+            # A member that cannot be read may run what nobody else claims, and keeps it until it
+            # has come down a version.
             held_back = frozenset(tasks) - frozenset().union(*(member.owned for member in members))
         return ClusterState(
             members=members,

@@ -640,7 +640,7 @@ class GroupMember:
         return frozenset(tp for tp in partitions if self._assignor.task_of(tp) not in cold)
 
     def _refused(self, data: AssignmentData) -> None:
-        """No assignment: whoever keeps running keeps what it has, nobody else was given it."""
+        """No assignment: a member that goes on keeps its tasks, as no other got them."""
         now_ms = self._clock.monotonic_ms()
         if data.error is AnswerError.UNSUPPORTED_VERSION:
             self.request_rejoin(f"the leader reads user data up to version {data.latest_version}")

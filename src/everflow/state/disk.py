@@ -43,7 +43,7 @@ class MemoryFolder:
         return self.root / f"{_PREFIX}{os.getuid()}" / digest
 
     def emptied(self, state_folder: Path) -> Path:
-        """The folder, with nothing in it; whoever calls it holds the state folder. ConfigError
+        """The folder, with nothing in it; the caller holds the state folder's lock. ConfigError
         where there can be no such folder."""
         place = self.place(state_folder)
         shutil.rmtree(place, ignore_errors=True)

@@ -123,8 +123,8 @@ Found = tuple[Windowed, Any]
 
 
 class StoreReads:
-    """Of every kind. Results are key and value, decoded, in the order of the store's bytes. Whoever
-    has it says how a range is read (`_scan`)."""
+    """Of every kind. Results are key and value, decoded, in the order of the store's bytes. A
+    subclass says how a range is read (`_scan`)."""
 
     _spec: StoreSpec
     _keys: Serde

@@ -7,7 +7,7 @@ What LMDB demands and this module keeps (D4, failure scenario 18):
 - The map grows: a write that fills it is rolled back, the map doubled, the write run again. Other
   processes then see MapResizedError and adopt the size. Changing the size invalidates the
   transactions of this process, so it waits until its readers have left; reads are short.
-- Closing unmaps the pages under whoever reads them, and py-lmdb reads without the interpreter's
+- Closing unmaps the pages under their readers, and py-lmdb reads without the interpreter's
   lock: with readers still there the last one closes.
 - Dead readers would pin old pages for ever: `reader_check` runs at opening and before the map
   grows.

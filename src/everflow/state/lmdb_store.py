@@ -229,8 +229,8 @@ class LmdbStore:
         self._change(self._followed(now_ms, incarnation, None))
 
     def copy_to(self, folder: Path) -> LmdbStore:
-        """A store of its own in the empty ``folder``, of what is committed at this moment: whoever
-        reads for long reads that, and `close`s it. StateDiskError, StoreClosedError."""
+        """A store of its own in the empty ``folder``, of what is committed at this moment: a
+        long reader reads that, and `close`s it. StateDiskError, StoreClosedError."""
         self._env.copy_to(folder)
         return LmdbStore.open(folder)
 

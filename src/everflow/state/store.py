@@ -475,7 +475,7 @@ class Overlay(Generic[T]):
         """The number of each changed key's first change."""
         self._passed: tuple[dict[bytes | None, bytes], dict[bytes | None, bytes]] = {}, {}
         """Up to where all entries below have changed, by where a range begins (backwards: ends):
-        whoever takes the first out again and again would else meet all those each time."""
+        a reader that takes out the first again and again would else read all those each time."""
         self._uncounted: list[bytes] = []
         self._covered = 0
         """The number of changed keys that are below, without the `_uncounted` ones."""

@@ -196,7 +196,7 @@ class Reading:
             are named.
         idle_ms: how long a partition is silent before its time goes on by the wall clock (note
             025); None: it never does.
-        partitioner: by which whoever writes the topics spreads their keys, a name or a function of
+        partitioner: by which the producers of the topics spread their keys, a name or a function of
             (topic, key, None, number of partitions); None: Java's, ``murmur2``.
     """
 
@@ -503,7 +503,7 @@ class ProcessorOperator(Operator):
 @dataclass(frozen=True)
 class Part:
     """One of several nodes as which Kafka Streams describes a node. ``inputs``: parts, or inputs of
-    the node. Those that no part reads are read by whoever reads the node."""
+    the node. Nodes that read the node read those that no part reads."""
 
     name: str
     inputs: tuple[str, ...]

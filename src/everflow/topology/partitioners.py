@@ -1,7 +1,7 @@
 """By which partitioner the keys of each topic are spread; topics whose keys meet have one. Pure.
 
 A repartition topic has that of the topics that it meets in a stateful operator, so that equal keys
-meet in one task whoever wrote them.
+meet in one task, from every producer.
 """
 
 from __future__ import annotations

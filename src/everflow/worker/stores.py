@@ -68,7 +68,7 @@ class StoreAccess(Protocol):
 
 class WholeTable(WholeView):
     """A global table: the stores of all its partitions as one. A key is looked up in the partition
-    that Kafka's partitioner gives it, then in the others: whoever wrote the topic may have used
+    that Kafka's partitioner gives it, then in the others: the topic's producer may have used
     another."""
 
     def __init__(self, parts: Sequence[FollowedView]) -> None:

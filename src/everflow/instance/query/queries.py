@@ -227,7 +227,7 @@ class StoreQueries:
         return site
 
     def place(self, site: StoreSite, partition: int) -> KeyQueryMetadata:
-        if site.everywhere:  # whoever is asked has it
+        if site.everywhere:  # each instance has it
             return KeyQueryMetadata(self.own_host or None, (), partition)
         return self._holders(site, partition)
 

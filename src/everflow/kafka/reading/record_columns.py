@@ -371,5 +371,5 @@ class LogChunk:
         return int(self.offsets[rows[-1]]) if rows else None
 
     def latest(self) -> LogChunk:
-        """See `Columns.latest`: for who folds the records anyhow."""
+        """See `Columns.latest`: for a caller that folds the records itself."""
         return replace(self, raw=self.raw.latest())

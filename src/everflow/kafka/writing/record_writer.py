@@ -391,8 +391,8 @@ class RecordWriter:
 
     @staticmethod
     def get(config: Mapping[str, Any], transactional_id: str | None) -> RecordWriter:
-        """This process's writer for the id and ``bootstrap.servers``; on first use whoever else
-        writes under the id is fenced.
+        """This process's writer for the id and ``bootstrap.servers``; on first use every other
+        writer of the id is fenced.
 
         Raises RetriableError when the broker does not answer within 30 s.
         """

@@ -262,7 +262,7 @@ class Page:
         return asdict(await self._alone(lambda: desk.replay(cause, time_ms)))
 
     async def _alone(self, work: Callable[[], T]) -> T:
-        """On a worker thread, once at a time, whoever asks: others are refused, not queued."""
+        """On a worker thread, one request at a time: others are refused, not queued."""
 
         def alone() -> T:
             if not self._busy.acquire(blocking=False):

@@ -490,7 +490,7 @@ class Answers(_ReadsAnswers):
     table: TableRead
     selected: TableRead | None
     """Of an inner join, the table's entries with their foreign keys (`selected_type`): where one
-    has none, or is gone, an answer that there is nothing holds, whoever asked."""
+    has none, or is gone, an answer that there is nothing holds for every request."""
     value_serde: Serde
     kind: JoinKind
     emit_every_update: bool = False

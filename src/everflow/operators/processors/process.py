@@ -494,7 +494,7 @@ class Running:
         try:
             written = serde.encode_array(keys).unique().to_pylist()  # keys themselves may be nested
         except Exception:
-            return  # whoever asks for such a key gets the error
+            return  # a read of such a key raises the error
         for entries in same:
             entries.load(written)
 
