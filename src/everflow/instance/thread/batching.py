@@ -32,6 +32,10 @@ FEW_RECORDS = 3
 """So many of each task are few; with twice as many the share is a fourth of that (note 018)."""
 MANY_TASKS = 8
 """Behind records of so many tasks it rests the longest: a batch costs by the task (note 018)."""
+RARE_AFTER = 5
+"""A record for which a thread waited at least so many rests is rare."""
+RARE_SHARE = 0.25
+"""The share of the rest behind a rare record: others may have been sent at the same moment."""
 
 ENDINGS = 4
 """The rest for the end of a transaction goes by the shortest of so many: a broker may be busy."""
@@ -133,6 +137,13 @@ class BatchSize:
 
     def _full(self, limits: BatchLimits, records: int) -> bool:
         return records * 10 >= self.records(limits) * 9
+
+
+def wake_rest_ms(rest_ms: float, idle_ms: float) -> float:
+    """The wait behind a record that wakes a thread after ``idle_ms``. ``rest_ms``: the wait behind
+    its last batch."""
+    rare = idle_ms >= RARE_AFTER * rest_ms
+    return rest_ms * RARE_SHARE if rare else min(rest_ms, idle_ms)
 
 
 def plan_ranges(available: Ranges, records: int) -> dict[TopicPartition, OffsetRange]:

@@ -24,7 +24,7 @@ from everflow.instance.tasks.task import (
     positions_of,
 )
 from everflow.instance.thread.batch_counts import BatchCounts
-from everflow.instance.thread.batching import PlannedBatch
+from everflow.instance.thread.batching import PlannedBatch, wake_rest_ms
 from everflow.instance.thread.failure_text import ending, short
 from everflow.instance.thread.planning import BatchPlanner, IdleSources, TaskIdling
 from everflow.instance.thread.retry_policy import (
@@ -389,7 +389,8 @@ class StreamThread:
             if self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms(), self._planner.left_ms)):
                 # A record has come after a rest: others may share its batch (note 018).
                 now_ms = self.clock.monotonic_ms()
-                self._rests_until_ms = now_ms + min(self._rest_ms, now_ms - self._rests_until_ms)
+                idle_ms = now_ms - self._rests_until_ms
+                self._rests_until_ms = now_ms + wake_rest_ms(self._rest_ms, idle_ms)
             return False
         # 4. Run it; the workers commit through the gate.
         self._planned = planned

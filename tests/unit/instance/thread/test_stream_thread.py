@@ -124,7 +124,9 @@ def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: 
     assert world.turn()
 
 
-@pytest.mark.parametrize(("idle_ms", "rest_ms", "end"), [(1_000.0, 18.0, 33), (2.0, 6.0, 18)])
+@pytest.mark.parametrize(
+    ("idle_ms", "rest_ms", "end"), [(50.0, 18.0, 33), (2.0, 6.0, 18), (1_000.0, 4.5, 18)]
+)
 def test_records_that_come_behind_the_first_to_an_idle_thread_share_its_batch(
     world: World, monkeypatch: pytest.MonkeyPatch, idle_ms: float, rest_ms: float, end: int
 ) -> None:
