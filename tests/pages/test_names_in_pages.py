@@ -139,13 +139,7 @@ REQUIRED = set(range(1, 42))
 
 @pytest.mark.parametrize(("path", "name"), NAMED, ids=str)
 def test_a_named_test_exists(path: str, name: str) -> None:
-    assert (ROOT / path).is_file()
-    defined = {
-        node.name
-        for node in ast.parse((ROOT / path).read_text()).body
-        if isinstance(node, ast.FunctionDef)
-    }
-    assert name in defined
+    assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
 
 
 def test_every_scenario_of_the_main_job_has_a_row_with_a_test() -> None:
@@ -280,16 +274,13 @@ def cited(text: str) -> set[str]:
     return found
 
 
-def _files() -> list[Path]:
-    return sorted(
-        p
-        for folder in (*FOLDERS, "docs")
-        for suffix in ("py", "md")
-        for p in (ROOT / folder).rglob(f"*.{suffix}")
-    )
-
-
-FILES = [path for path in _files() if path != Path(__file__)]
+FILES = sorted(
+    path
+    for folder in (*FOLDERS, "docs")
+    for suffix in ("py", "md")
+    for path in (ROOT / folder).rglob(f"*.{suffix}")
+    if path != Path(__file__)
+)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -301,12 +292,8 @@ def test_every_code_that_is_cited_is_in_the_dictionary(path: Path) -> None:
 
 def test_every_note_that_is_cited_exists() -> None:
     numbers = {note.name[:3] for note in NOTES.glob("[0-9]*.md")}
-    wrong = {
-        (str(path.relative_to(ROOT)), found)
-        for path in FILES
-        for found in _NOTE.findall(path.read_text())
-    }
-    assert {place for place in wrong if place[1] not in numbers} == set()
+    found = [(str(path), one) for path in FILES for one in _NOTE.findall(path.read_text())]
+    assert [place for place in found if place[1] not in numbers] == []
 
 
 def test_the_index_has_every_note_once_with_status_and_date() -> None:
@@ -317,7 +304,6 @@ def test_the_index_has_every_note_once_with_status_and_date() -> None:
 
 def test_every_definition_is_used() -> None:
     used = set().union(*(cited(path.read_text()) for path in FILES if path != DICTIONARY))
-    unused = {anchor for anchor in anchors() if anchor not in used}
-    assert unused <= {"d12", "i7"}, (
+    assert anchors() - used <= {"d12", "i7"}, (
         "the decisions and invariants are a whole; a reference is there to be cited"
     )
