@@ -36,7 +36,7 @@ OTHERS = {
 _SPAN = re.compile(r"`([^`\n]+)`")
 _PLACE = re.compile(r"([\w/.]*\w\.py)(?:: ?([A-Za-z_][\w.]*))?")
 _DOTTED = re.compile(r"([a-z]\w+)\.(?!py$)([A-Za-z_]\w+)")
-_MEMBER = re.compile(r"(?<![\w.])([A-Z]\w+)\.(\w+)")
+_MEMBER = re.compile(r"(?<![\w.])(_?[A-Z]\w+)\.(\w+)")
 _NAME = re.compile(r"(?<![\w.$-])(?:[A-Z][a-z]+\w*[A-Z]\w*|_?[A-Za-z]\w*_\w+|_[a-z]\w+)(?![\w=-])")
 
 
