@@ -4,7 +4,7 @@ Read `cluster_state` (what is known, what is answered), then `assignor` (the who
 `target` and `standbys` with `flow` find the target assignment, `refine` takes as much of it as may
 be now, `lags` holds tasks back. Own assignors get, answer and build on `api`; members exchange the
 bytes of `user_data`.
-May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB. The leader of a group runs
+May import layer 0: no I/O, threads, clock, Spark, Kafka or LMDB. The leader of a group runs
 it, on the membership's thread.
 """
 

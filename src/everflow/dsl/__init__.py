@@ -5,6 +5,6 @@ methods call `lowering`, whose functions check Columns and Python functions (`ex
 append nodes to `graph_builder`, which freezes them into a `topology.program.Topology`. A module
 imports those below it alone: `streams_builder`, `streams`, `lowering`, `graph_builder`, `stores`
 (what operators take), `expressions`.
-May import layers 0 and 1, travel, and spark's session and expressions (what does this Column
-mean?). It runs where the program is built.
+May import layer 0, operators, topology, `state.store`, travel, and spark's session and expressions
+(what does this Column mean?). It runs where the program is built.
 """

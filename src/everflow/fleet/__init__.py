@@ -3,5 +3,6 @@
 Read `decision` first (pure), then what runs where: on the driver `command`, and `control`, its HTTP
 endpoint; on the hosts `command.host_instance` in a Spark task, and `supervisor` beside it.
 
-The loop is `everflow.autoscale`. May import it, layer 0, Spark's JVM start and the HTTP server.
+The loop is `everflow.autoscale`. May import it, layer 0, `everflow.client.direct`,
+Spark's start and the HTTP server.
 """

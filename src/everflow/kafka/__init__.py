@@ -2,5 +2,5 @@
 
 Asking: `admin`; `errors` classifies the brokers' codes. Packages: `reading` and `writing`.
 Settings, which have librdkafka's names: `client_settings`, `connection_settings`.
-May import layers 0 and 1, and kafka-python. Driver and Python workers both run it.
+May import layer 0, and kafka-python. Driver and Python workers both run it.
 """

@@ -1,2 +1,2 @@
 """This instance as a member of the group `application.id`, on a thread of its own. May import
-layers 0 and 1 (the decisions are in `everflow.assignment`) and `kafka.group_channel`."""
+layer 0, assignment (which decides), topology and `kafka.group_channel`."""

@@ -3,8 +3,8 @@
 Each is a frozen ``...Spec`` whose ``run`` gives a `TasksResult`: results and changes, nothing
 written. `aggregates` has those of groups and windows, `joins` those with two sides, `processors`
 the user's; `table` keeps the last value, every version, or which ids have gone by.
-May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB. The Python workers run
-them, and the test driver.
+May import layer 0, topology and the pure modules of state: no I/O, threads, clock, Spark, Kafka or
+LMDB. The Python workers run them, and the test driver.
 """
 
 from everflow.operators import agg

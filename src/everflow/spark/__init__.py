@@ -1,5 +1,6 @@
 """All that speaks to Spark: `launch` and `session` start it, `expressions` and `columns` analyse,
 translate and compute Columns, `job` hosts a stream thread's worker.
 
-May import layers 0 and 1, and pyspark. The driver runs it; only `launch.daemon` is of the workers.
+May import layer 0, topology, travel and pyspark. The driver runs it; only `launch.daemon` is of the
+workers.
 """

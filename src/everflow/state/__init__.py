@@ -4,6 +4,6 @@ Pure: `store` (specifications, versions, the view that operators read), `changel
 records) and `key_ranges` (the ranges of keys that a query reads).
 On disk: `lmdb_store` over `lmdb_env`, with `store_snapshot`, `stored_keys`, `store_meta` and
 `disk`; `task_directory` is the state folder: who owns it, which task has which files.
-May import layers 0 and 1, and lmdb, which nobody else does. Driver and Python workers open the same
+May import layer 0, and lmdb, which nobody else does. Driver and Python workers open the same
 stores.
 """

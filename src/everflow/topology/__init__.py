@@ -4,5 +4,5 @@
 `subtopologies` cuts them at repartition topics, `plan` puts their operators in order, and `batches`
 joins batches of records. `store_layouts` names what must be the same in all instances that run, and
 in all that ever wrote a store; `describe` shows a topology.
-May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB.
+May import layer 0 and `state.store`: no I/O, threads, clock, Spark, Kafka or LMDB.
 """

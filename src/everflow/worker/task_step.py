@@ -550,8 +550,10 @@ def _made_of(node: FunctionNode, batch: EdgeBatch, results: list[Any]) -> Made:
                 return Made(rows, keys, _column(flat, node.out.value, rows))
             key = _column([key for key, _ in flat], node.out.key, rows)
             return Made(rows, key, _column([value for _, value in flat], node.out.value, rows))
-        case _:  # peek, for_each
+        case "peek" | "for_each":
             return Made(rows, batch.key, batch.value)
+        case op:
+            raise NotImplementedError(f"{node.name}: no code makes the results of {op}")
 
 
 def _column(items: list[Any], kind: pa.DataType, rows: Int64) -> pa.Array:

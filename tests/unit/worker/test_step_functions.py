@@ -76,6 +76,11 @@ def test_every_result_keeps_the_place_of_its_record() -> None:
     assert found.seq.tolist() == [0, 0, 2]
 
 
+def test_an_op_that_nothing_computes_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="rank"):
+        called("rank", lambda k, v: v, batch(["a"], [1]))
+
+
 FAILING: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "raises": ("map_values", lambda k, v: 1 // (v - 2)),
     "raises while it is drained": (

@@ -1,1 +1,1 @@
-"""Replays changelogs into stores. May import layers 0 and 1, state and the admin of kafka."""
+"""Replays changelogs into stores. May import layer 0, state and the admin of kafka."""

@@ -1,1 +1,2 @@
-"""The cluster's topics and their ends. May import layers 0 and 1; ports ask the engines."""
+"""The cluster's topics and their ends. May import layer 0, topology, `state.store`; ports ask
+the engines."""
