@@ -300,8 +300,8 @@ class BufferConfig(Telling, metaclass=FittingClass):
         return BufferConfig(replace(self.bounds, bytes=_positive(count, "max_bytes")))
 
     def emit_early_when_full(self) -> BufferConfig:
-        """Emits the oldest row early when the buffer is full. Not for windows, whose result would
-        not be the final one."""
+        """Emits the oldest row early when the buffer is full. `Suppressed.until_window_closes`
+        refuses a limited buffer of this kind (`TopologyError`)."""
         return BufferConfig(replace(self.bounds, stops=False))
 
     def shut_down_when_full(self) -> BufferConfig:

@@ -164,7 +164,8 @@ class WireFault:
 
     def release(self, timeout_s: float = 30.0) -> None:
         """For ``hold``: pass the held requests to the broker, hold no further ones, and return when
-        the broker has answered them. Raises AssertionError if it has not after ``timeout_s``."""
+        the broker has answered them. Raises AssertionError if the broker has not answered after
+        ``timeout_s``."""
         with self._changed:
             self._left = 0
         self._proxy._loop.call_soon_threadsafe(self._let_go.set)
