@@ -158,8 +158,8 @@ class WireFault:
         return self._happened
 
     def wait(self, times: int = 1, timeout_s: float = 30.0) -> None:
-        """Wait until the fault met ``times`` requests. Raises AssertionError after
-        ``timeout_s``."""
+        """Wait until the fault met ``times`` requests. Raises AssertionError if that takes longer
+        than ``timeout_s``."""
         self._wait(lambda: self._happened >= times, timeout_s, f"happen {times} times")
 
     def release(self, timeout_s: float = 30.0) -> None:
