@@ -2,11 +2,11 @@
 Python workers apart.
 
 The instance runs in this process, over keys that do not grow in number: first a plain count, then a
-topology with Columns, a Python function, a repartition topic and a window. One record a partition is
-sent and waited for, again and again. At regular intervals both garbage collectors run and the proportional set size of
-every process is taken, mapped files left out, and of the JVM also what is live in it; growth is the
-straight line through those after the warm-up, over the rest of the run. Collected first, so that
-what is found is held and not merely garbage.
+topology with Columns, a Python function, a repartition topic and a window. One record a partition
+is sent and waited for, again and again. At regular intervals both garbage collectors run and the
+proportional set size of every process is taken, mapped files left out, and of the JVM also what is
+live in it; growth is the straight line through those after the warm-up, over the rest of the run.
+Collected first, so that what is found is held and not merely garbage.
 """
 
 from __future__ import annotations
