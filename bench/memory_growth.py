@@ -1,13 +1,12 @@
 """Memory: what an instance's processes hold over thousands of small micro-batches, driver, JVM and
 Python workers apart.
 
-The instance runs in this process, over keys that do not grow in number: first a plain count, whose
-small micro-batches are served by a resident step, then a topology with Columns, a Python function,
-a repartition topic and a window, a Spark job each. One record a partition is sent and waited for,
-again and again. At regular intervals both garbage collectors run and the proportional set size of
-every process is taken, mapped files left out, and of the JVM also what is live in it; growth is the
-straight line through those after the warm-up, over the rest of the run. Collected first, so that
-what is found is held and not merely garbage.
+The instance runs in this process, over keys that do not grow in number: first a plain count, then a
+topology with Columns, a Python function, a repartition topic and a window. One record a partition
+is sent and waited for, again and again. At regular intervals both garbage collectors run and the
+proportional set size of every process is taken, mapped files left out, and of the JVM also what is
+live in it; growth is the straight line through those after the warm-up, over the rest of the run.
+Collected first, so that what is found is held and not merely garbage.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Sample:
 
 
 def count(source: str, output: str) -> Topology:
-    """What a resident step can serve."""
+    """A plain count."""
     builder = StreamsBuilder()
     stream = builder.stream(source, key=serdes.string(), value=serdes.json(VALUE))
     stream.group_by_key().count(store="by-key").to_stream().to(output)

@@ -60,7 +60,7 @@ def _meaning(type_: Any, default: Any, info: Any) -> str:
         said.append("One of " + ", ".join(f"`{choice.value}`" for choice in type_) + ".")
     if isinstance(info.show_default, str):
         said.append(f"Default: {info.show_default}.")
-    elif isinstance(default, str | int | float) and not isinstance(default, bool):
+    elif isinstance(default, str | int | float) and not isinstance(default, bool) and default != "":
         said.append(f"Default: `{getattr(default, 'value', default)}`.")
     if info.envvar:
         said.append(f"Environment: `{info.envvar}`.")

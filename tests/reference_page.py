@@ -236,6 +236,7 @@ All public names, each with one sentence or a few. Each section links to the pag
 is made from the docstrings by `tests/reference_page.py`.
 
 The module in parentheses after a name is the one to import it from. Parameters after a `*` are keyword-only.
+`help(StreamsBuilder.stream)` shows a whole docstring, with all parameters.
 """  # noqa: E501
 
 

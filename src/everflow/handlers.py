@@ -95,8 +95,8 @@ def is_outage(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class RetryOutages:
-    """A handler that returns RETRY for an outage (no answer, HTTP 5xx, 429 and the like), and calls
-    ``otherwise`` for every other error."""
+    """A handler that returns RETRY for an outage (no answer, or HTTP 401, 403, 407, 408, 425, 429
+    or 5xx), and calls ``otherwise`` for every other error."""
 
     otherwise: ExceptionHandler
 

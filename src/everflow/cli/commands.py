@@ -133,7 +133,12 @@ SettingsFolders = Annotated[
     "A folder with a file for each setting: the file's name is the key, its text the "
     "value (a mounted Secret); repeatable. --set overrides it, a later folder an earlier one.",
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and everflow's own log.")]
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug", help="Show tracebacks, everflow's log from level INFO, and Spark's output."
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 

@@ -39,7 +39,7 @@ class Materialized(Telling, metaclass=FittingClass):
     its changelog at the next start. A join of streams has several stores, named after ``name``; all
     of them have the options.
 
-    Raises TopologyError, with the fix, for options that cannot be.
+    Raises TopologyError, with the fix, for invalid options.
     """
 
     name: str = field(kw_only=False)
@@ -162,7 +162,7 @@ class Stores(Telling, metaclass=FittingClass):
     reassigned starts with an empty store. With ``in_memory=True`` the store is in memory
     (``state.memory.dir``), not on disk; it is lost when the instance ends, and restored from its
     changelog at the next start. Any thread may use a declaration, which has no state. Raises
-    TopologyError for options that cannot be."""
+    TopologyError for invalid options."""
 
     _WRITTEN: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
@@ -300,8 +300,8 @@ class BufferConfig(Telling, metaclass=FittingClass):
         return BufferConfig(replace(self.bounds, bytes=_positive(count, "max_bytes")))
 
     def emit_early_when_full(self) -> BufferConfig:
-        """Emits the oldest row early when the buffer is full. Not for windows, whose result would
-        not be the final one."""
+        """Emits the oldest row early when the buffer is full. `Suppressed.until_window_closes`
+        refuses a limited buffer of this kind (`TopologyError`)."""
         return BufferConfig(replace(self.bounds, stops=False))
 
     def shut_down_when_full(self) -> BufferConfig:
@@ -360,7 +360,8 @@ class EmitStrategy(Telling, metaclass=FittingClass):
 
     @staticmethod
     def on_window_update() -> EmitStrategy:
-        """Emits a result with every micro-batch that changes a window. The default."""
+        """Emits the last result of a window per micro-batch, or with ``emit.every.update`` every
+        result. The default."""
         return EmitStrategy()
 
     @staticmethod

@@ -985,13 +985,11 @@ class _Groups(Telling):
         ``aggregate(store="s", n=agg.count(), mean=agg.avg("value.delay"))``, the value is a struct
         of these names. With Python functions, ``aggregate(initializer=..., aggregator=...,
         store="s", returns=type or value=serde)``, ``aggregator`` receives (key, value, aggregate)
-        or (value, aggregate) and returns the next aggregate; None deletes the row.
-
-        Nulls are treated as by ``count``; the key of a windowed result is a `Windowed`. A field may
-        have the name of an option. ``ttl``: without windows, how long (stream time) a key's
-        aggregate is kept after its latest record. Then the row is deleted, the table emits a
-        tombstone, and the key's next record starts again. A result has the headers of the record
-        that caused it.
+        or (value, aggregate) and returns the next aggregate; None deletes the row. Nulls are
+        treated as by ``count``; the key of a windowed result is a `Windowed`. A field may have the
+        name of an option. ``ttl``: without windows, how long (stream time) a key's aggregate is
+        kept after its latest record. Then the row is deleted, the table emits a tombstone, and the
+        key's next record starts again. A result has the headers of the record that caused it.
         """
         return self._aggregate(locals())
 
@@ -1291,11 +1289,9 @@ class KGroupedTable(Telling):
         ``aggregate(store="s", n=agg.count(), total=agg.sum("value.amount"),
         mean=agg.avg("value.amount"))``, or with Python functions, ``aggregate(initializer=...,
         adder=..., subtractor=..., store="s", returns=type)``, which receive (key, value, aggregate)
-        or (value, aggregate).
-
-        In a group that has lost all its rows, the count is 0 and sum and mean are null. A function
-        that returns None deletes the group's row. A field may have the name of an option. Headers
-        are those of the change.
+        or (value, aggregate). In a group that has lost all its rows, the count is 0 and sum and
+        mean are null. A function that returns None deletes the group's row. A field may have the
+        name of an option. A result has the headers of the change that caused it.
         """
         functions = ("initializer", "adder", "subtractor")
         fields, options = aggregate_fields(

@@ -129,14 +129,13 @@ class StreamsBuilder(Telling):
         partitioner: str | Callable[..., int] | None = None,
     ) -> KTable:
         """Reads a topic as a changelog and keeps the last value of each key in ``store``, which has
-        a changelog topic of its own.
-
-        Null values delete; records with a null key are dropped. ``Materialized("prices", history="1
-        hour")`` makes a versioned table (KIP-889), which also keeps the earlier values of that
-        duration of stream time. A joined stream sees it as of each record's time; an update older
-        than that is ignored and counted. ``timestamp``, ``idle_advance`` and ``partitioner``: as in
-        `stream`. ``ttl``: how long (stream time) a row is kept after its record's time. Then it is
-        deleted and the table emits a tombstone; older updates are dropped. Headers stay.
+        a changelog topic of its own. Null values delete the row; records with a null key are
+        dropped. ``Materialized("prices", history="1 hour")`` makes a versioned table (KIP-889),
+        which also keeps the earlier values of that duration of stream time. A joined stream sees it
+        as of each record's time; an update older than that duration is ignored and counted.
+        ``timestamp``, ``idle_advance`` and ``partitioner``: as in `stream`. ``ttl``: how long
+        (stream time) a row is kept after its record's time. Then it is deleted and the table emits
+        a tombstone; older updates are dropped. Headers stay.
         """
         if not isinstance(topic, str):
             raise TopologyError(

@@ -133,10 +133,9 @@ def last(column: Any) -> Aggregator:
 @fitting("agg.collect_list('value.item', limit=100)")
 def collect_list(column: Any, limit: int = 10_000, when_full: str = "fail") -> Aggregator:
     """The non-null values as a list, in processing order. After sessions merge, those of the
-    earliest session are first.
-
-    ``limit``: the most values per key (and window). ``when_full``: ``"fail"`` stops at the record
-    that exceeds the limit, ``"keep_first"`` skips later values, ``"keep_last"`` removes the
+    earliest session are first. ``limit``: the most values per key (and window). ``when_full``: with
+    ``"fail"`` a record beyond the limit is a bad record (a `RecordError`, or skipped as its
+    exception handler decides); ``"keep_first"`` skips later values, ``"keep_last"`` removes the
     earliest.
     """
     return Aggregator(kind="collect_list", column=column, limit=limit, when_full=when_full)

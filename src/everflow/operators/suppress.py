@@ -366,7 +366,7 @@ class _Buffer:
             f"the buffer {self.spec.store!r} of suppress ({self.spec.where}) holds "
             f"{self.count} records of {self.size} bytes back, and may hold "
             f"{' and '.join(most)} in a task; give it more, use windows with a shorter grace, or "
-            "emit_early_when_full()"
+            "emit_early_when_full() of until_time_limit"
         )
 
 

@@ -632,7 +632,7 @@ class EmbeddedCluster:
 
     def wait_until_in_sync(self, timeout_s: float = 120.0) -> None:
         """Wait until every partition of every topic has a leader and all its replicas in sync.
-        Raises AssertionError after ``timeout_s`` seconds."""
+        Raises AssertionError if that takes longer than ``timeout_s`` s."""
         wait_until(
             lambda: not self._behind(),
             timeout_s,

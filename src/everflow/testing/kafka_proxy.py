@@ -158,13 +158,14 @@ class WireFault:
         return self._happened
 
     def wait(self, times: int = 1, timeout_s: float = 30.0) -> None:
-        """Wait until the fault met ``times`` requests. Raises AssertionError after
-        ``timeout_s``."""
+        """Wait until the fault met ``times`` requests. Raises AssertionError if that takes longer
+        than ``timeout_s``."""
         self._wait(lambda: self._happened >= times, timeout_s, f"happen {times} times")
 
     def release(self, timeout_s: float = 30.0) -> None:
         """For ``hold``: pass the held requests to the broker, hold no further ones, and return when
-        the broker has answered them. Raises AssertionError if it has not after ``timeout_s``."""
+        the broker has answered them. Raises AssertionError if the broker has not answered after
+        ``timeout_s``."""
         with self._changed:
             self._left = 0
         self._proxy._loop.call_soon_threadsafe(self._let_go.set)

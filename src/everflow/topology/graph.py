@@ -39,13 +39,13 @@ class TimestampExtractor:
 
     @property
     def remembers(self) -> bool:
-        """True if it needs the partition time: the highest time of the partition's records so
-        far."""
+        """True if the extractor needs the partition time, the highest time of the partition's
+        records so far. Of everflow's extractors only `UsePartitionTimeOnInvalidTimestamp` does."""
         return False
 
 
 class FailOnInvalidTimestamp(TimestampExtractor):
-    """Uses the record's time in Kafka. A negative one stops the application. The default."""
+    """Uses the record's time in Kafka. A negative one stops the instance. The default."""
 
 
 class LogAndSkipOnInvalidTimestamp(TimestampExtractor):
@@ -55,7 +55,8 @@ class LogAndSkipOnInvalidTimestamp(TimestampExtractor):
 
 class UsePartitionTimeOnInvalidTimestamp(TimestampExtractor):
     """Uses the record's time in Kafka, or instead of a negative one the highest time of the
-    partition so far. If the first record has a negative time, the application stops."""
+    partition so far. Before the partition has a time, a record with a negative one is a bad record
+    (`RecordError`)."""
 
     @property
     def remembers(self) -> bool:

@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
@@ -436,7 +437,10 @@ class ForeignWorld:
         )
 
     def run(self, example: str) -> object:
-        names = {**PUBLIC, "F": F, "add_order": lambda order, account: account}
+        def doubled(amount: pd.Series) -> pd.Series:
+            return amount * 2
+
+        names = {**PUBLIC, "F": F, "add_order": lambda order, account: account, "doubled": doubled}
         return eval(example, {**names, **vars(self)})
 
 

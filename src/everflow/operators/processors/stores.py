@@ -168,7 +168,8 @@ class _Store(_Named, StoreReads):
         self._entries, self._clock = entries, clock
 
     def approximate_num_entries(self) -> int:
-        """Returns the approximate number of entries. Expired ones may be counted for a while."""
+        """Returns the approximate number of entries. A key-value store with ``ttl`` first deletes
+        expired rows; in other stores expired windows and sessions may be counted for a while."""
         return self._entries.entries()
 
     def _kept(self, time: int) -> bool:
