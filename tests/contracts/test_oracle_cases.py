@@ -1,5 +1,6 @@
 """Cases that the oracle is not left to draw: scenarios, and where the original is at fault."""
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from oracle.streams import kafka_streams, times_asked, told_by_both
 pytestmark = pytest.mark.spark
 
 RAW = serdes.bytes_()
+FOUND = json.loads(Path(__file__).with_name("found_cases.json").read_text())
 Told = Callable[[Program, list[list[Records]]], list[Any]]
 
 
@@ -55,6 +57,13 @@ def test_a_deletion_at_the_time_of_the_latest_version_is_a_version(told: Told) -
     assert {value for _, _, value, _ in theirs["stores"]["versions"]} == {"y"}
     [(ours, theirs)] = told(_versions(5), [cut])
     assert ours == theirs
+
+
+@pytest.mark.parametrize("case", FOUND, ids=lambda case: case["name"])
+def test_a_case_that_once_differed_is_equal(case: dict[str, Any], told: Told) -> None:
+    [(ours, theirs)] = told(Program(**case["program"]), [case["cut"]])
+    assert ours == theirs
+    assert {topic: len(found) for topic, found in ours["outputs"].items()} == case["results"]
 
 
 @pytest.mark.parametrize("second", ["in0", "in1"], ids=["with itself", "with another"])

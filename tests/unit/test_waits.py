@@ -21,9 +21,7 @@ def test_a_long_wait_is_said_with_its_seconds_again_and_again_until_it_is_over()
     with logged("starting Spark", said.append, first_s=0.02):
         wait_until(lambda: len(said) >= 3, 20, "three lines")
     assert set(said) == {"starting Spark, 0 s so far"}
-    assert not [thread for thread in threading.enumerate() if thread.name == "everflow-waits"], (
-        "nothing is said behind it"
-    )
+    assert not [thread for thread in threading.enumerate() if thread.name == "everflow-waits"]
 
 
 def test_a_quick_wait_says_nothing() -> None:

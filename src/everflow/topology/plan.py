@@ -823,6 +823,9 @@ class _Planner:
         behind, topics = set[str](), {sink.topic}
         for node in self._topology.nodes:  # inputs, and those who write a topic, first
             reads = topics & set(node.topics) if isinstance(node, SourceNode) else set(node.inputs)
+            if isinstance(node, StatefulNode) and node.parts:
+                # As in Kafka Streams, whose join of a stream with a table is behind the stream.
+                reads = {name for part in node.parts for name in part.inputs}
             if not reads & (behind | topics):
                 continue
             behind.add(node.name)

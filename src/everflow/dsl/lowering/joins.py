@@ -253,7 +253,7 @@ def joined_with_table(
     call.check_sides(right)
     stream = call.copartitioned(call.left, "")
     sides = [stream.node]
-    table = read_table(right, call.operator, sides, stream.node, as_of=True)
+    table = read_table(right, call.operator, sides, stream.node, stream.node, as_of=True)
     edge = call.edge(stream, right)
     prefix = "KSTREAM-LEFTJOIN-" if kind.keeps_left else "KSTREAM-JOIN-"
     node_name = stream.graph.node_name(call.name, prefix)

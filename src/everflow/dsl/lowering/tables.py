@@ -201,20 +201,21 @@ def read_table(
 ) -> TableRead:
     """How an operator looks a table up. ``sides``: the nodes that it reads, to which those of the
     tables' updates are added; ``comes``: the node whose records ask; ``called``: of what reads
-    latest updates, unless ``as_of``. TopologyError for a table whose entries nobody has."""
+    latest updates. ``as_of``: a table with a history is asked as of the record's time; what a join
+    of tables made has none (KIP-914). TopologyError for a table whose entries nobody has."""
     graph = table.graph
 
-    def read(name: str) -> TableRead:
+    def read(name: str, as_of: bool) -> TableRead:
         graph.keep(name)
         node = graph.nodes[name]
         found = node.operator if isinstance(node, StatefulNode) else None
         if is_stateless(node):
             _require_entries(node, operator)
-            return mapped(read(node.inputs[0]), node)
+            return mapped(read(node.inputs[0], as_of), node)
         if isinstance(found, VisibleUpdates | LatestUpdates):
-            return read(node.inputs[0])
+            return read(node.inputs[0], as_of)
         if isinstance(found, TableTableJoin):
-            left, right = (read(one) for one in node.inputs[:2])
+            left, right = (read(one, False) for one in node.inputs[:2])
             return TableOfBoth(left, right, found.kind, node.out.value)
         joined, updates = stored_table(graph, name, operator), name
         emit_each_update(graph, name)
@@ -225,7 +226,7 @@ def read_table(
         first = graph.reaches_first(name, comes)
         return replace(joined, side=sides.index(updates), first=first, as_of=as_of)
 
-    return read(table.node)
+    return read(table.node, as_of)
 
 
 def _require_entries(node: Node, operator: str) -> None:
