@@ -59,10 +59,10 @@ def _waiting_longer(buffer: _Buffer) -> _Buffer:
 def _later(join: Callable[..., Any]) -> Callable[..., Any]:
     """A record asks one ms later."""
 
-    def held(self: JoinedTable, asking: EdgeBatch, inputs: Inputs) -> Any:
+    def entries(self: JoinedTable, asking: EdgeBatch, inputs: Inputs) -> Any:
         return join(self, replace(asking, timestamp=asking.timestamp + 1), inputs)
 
-    return held
+    return entries
 
 
 def _never_behind(process: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,7 +134,7 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
     ),
     "a sliding window less": ("sliding windows", SlidingBook, "_begin", _without_the_right_window),
     "a version is never late": ("versioned table", VersionedTableSpec, "run", _never_behind),
-    "a table one ms later": ("join with grace", JoinedTable, "held", _later),
+    "a table one ms later": ("join with grace", JoinedTable, "entries_for", _later),
     "a global table without entries": (
         "join with global table",
         StreamGlobalJoin,
@@ -202,6 +202,7 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         ),
     ),
 }
+assert all(hasattr(owner, method) for _, owner, method, _ in MUTATIONS.values())
 
 
 @pytest.mark.parametrize(

@@ -585,7 +585,7 @@ def test_rows_are_there_and_refreshed(app: Application, cluster: Cluster, tmp_pa
         )
         cluster.write(orders, [text("5", "cid", 5)])
         app.until_processed(streams, orders)
-    with pytest.raises(TableLoadError, match=r"people, at .*test_lifecycle_whole_tables"):
+    with pytest.raises(TableLoadError, match=r"people, at .*test_lifecycle_restarts"):
         app.instance(topology).start()
     write(lake, bob="Kiel")
     with app.running(topology) as streams:
