@@ -94,7 +94,7 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "statestore_cache_max_bytes": (
             "aggregations emit one update per key and micro-batch unless emit.every.update is set"
         ),
-        "ensure_explicit_internal_resource_naming": "names are required whatever it says",
+        "ensure_explicit_internal_resource_naming": "names are always required",
     }
 )
 
