@@ -92,9 +92,9 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "request_timeout_ms": "set it with a client's prefix, as in producer.request.timeout.ms",
         "retry_backoff_ms": "set it with a client's prefix, as in producer.retry.backoff.ms",
         "statestore_cache_max_bytes": (
-            "the updates of a key within one micro-batch are one, unless emit.every.update is set"
+            "aggregations emit one update per key and micro-batch unless emit.every.update is set"
         ),
-        "ensure_explicit_internal_resource_naming": "what is asked of names does not depend on it",
+        "ensure_explicit_internal_resource_naming": "names are always required",
     }
 )
 

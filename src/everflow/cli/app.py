@@ -112,8 +112,8 @@ def run(
     debug: bool,
     more: list[str],
 ) -> int:
-    """Run a topology until Ctrl-C, SIGTERM or SIGHUP. Each of them commits the work in progress;
-    --leave and --stay decide what happens to the tasks.
+    """Run a topology until Ctrl-C, SIGTERM or SIGHUP. Then the instance commits the work in
+    progress and ends; --leave and --stay decide what happens to its tasks.
 
     The program is read once, at the start. A change of its file takes effect at the next start.
     """
@@ -141,8 +141,8 @@ def describe(
     ] = DescribeFormat.text,
     physical: Annotated[bool, "Print where each node is computed, and why."] = False,
 ) -> None:
-    """Print a topology (text: Kafka Streams' own format). Starts Spark only if the program has
-    Columns."""
+    """Print a topology, by default in Kafka Streams' own text format. Starts Spark only if the
+    program has Columns."""
     from everflow.cli.program import loaded
     from everflow.instance.thread.columns import physical_description
     from everflow.topology import describe as described
@@ -179,7 +179,7 @@ def broker(
     ] = None,
     data_dir: Annotated[
         Path | None,
-        "Folder that keeps topics between runs. Default: a temporary one, then deleted.",
+        "Folder that keeps topics between runs. Default: a temporary one, deleted at the end.",
     ] = None,
     topic: Annotated[
         list[str] | None,
@@ -254,8 +254,8 @@ def reset(
     """Reset a stopped application: delete its internal topics and its state folder on this host,
     and set its input offsets to --to. This cannot be undone.
 
-    Stop all instances first. If the reset is interrupted, call it again; until then a start is
-    refused.
+    Stop all instances first. If the reset is interrupted, run it again, and start no instance
+    before it has ended.
     """
     from everflow.cli.cluster_reset import ClusterReset, parse_position
     from everflow.cli.program import loaded
@@ -341,13 +341,13 @@ def demo(
         typer.Option(
             min=1,
             max=2,
-            help="2: send the flights at a fixed rate; a second instance joins, works and leaves.",
+            help="2 (flights only): a second instance joins, works and leaves.",
         ),
     ] = 1,
     debug: bool = False,
 ) -> int:
-    """Stream real flights through an embedded broker and compare every result with a plain
-    batch."""
+    """Stream real flights through an embedded broker, and compare the results with those of a batch
+    computation over the same flights."""
     options: dict[str, Any] = {
         "guarantee": guarantee.value,
         "threads": threads,
@@ -373,11 +373,11 @@ def demo(
 def setup(
     broker: Annotated[bool, "Also prepare the embedded broker."] = False,
 ) -> None:
-    """Prepare a machine or an image: create the class archive with which Spark's JVM starts in half
-    the time; with --broker also download the broker's jars.
+    """Prepare a machine or an image: create a class archive (100 MB), with which Spark's JVM starts
+    in about half the time; with --broker also download the broker's jars and create its archive.
 
-    The files go to everflow's cache ($XDG_CACHE_HOME/everflow, by default ~/.cache/everflow). An
-    archive has 100 MB. Files that exist are kept.
+    The files go to everflow's cache ($XDG_CACHE_HOME/everflow, by default ~/.cache/everflow). Files
+    that exist are kept.
     """
     from everflow.jvm import find_java, make_archive, resolve_jars
 

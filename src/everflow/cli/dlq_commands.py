@@ -74,7 +74,7 @@ app.add_typer(dlq, name="dlq")
 def list_letters(
     topic: Topic, chosen: Chosen, cluster: Cluster, output: Form = Output.text
 ) -> None:
-    """List dead-letter records: place, time, source record, node and error of each."""
+    """List dead-letter records: partition@offset, time, source record, node and error of each."""
     from everflow.kafka.dead_letters import line_of, plain_of
 
     _show(output, _listed(topic, cluster, chosen), plain_of, line_of)
@@ -106,7 +106,7 @@ def group(
     cluster: Cluster,
     output: Form = Output.text,
 ) -> None:
-    """Count dead-letter records by error, node and source topic, with an example of each."""
+    """Count dead-letter records by error, node and source topic; print one record of each group."""
     from everflow.kafka.dead_letters import groups
 
     _show(output, groups(_listed(topic, cluster, chosen)), _plain_group, _group_lines)
@@ -123,7 +123,7 @@ def replay(
         typer.Option(
             "--letter",
             metavar="PARTITION@OFFSET",
-            help="Only this record; repeatable.",
+            help="Only this record, which must be replayable; repeatable.",
         ),
     ] = None,
     timestamp: Annotated[
@@ -135,10 +135,9 @@ def replay(
     cluster: Cluster,
 ) -> None:
     """Write dead-letter records back as the original records, each once, after a confirmation.
-    Skipped are records that were replayed before, also by a replay that was interrupted, records
-    that are incomplete, and, without --to, records whose headers do not name a source topic. The
-    application drops records that are too late for their window; --timestamp now gives them the
-    present time."""
+    Replay skips records that were replayed before (also by an interrupted replay), incomplete
+    records and, without --to, records whose headers name no source topic. The application drops
+    records that are too late for their window; --timestamp now gives them the present time."""
     from everflow.kafka.dead_letters import LetterPlace, line_of, refusal
 
     at = frozenset(map(LetterPlace.parse, places or ()))

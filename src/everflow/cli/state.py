@@ -113,7 +113,7 @@ def state(
     *,
     shown: RowsOutput,
     folder: Annotated[
-        Path | None, "Folder for temporary files, as large as a partition. Default: TMPDIR."
+        Path | None, "For temporary files, as large as a changelog partition. Default: TMPDIR."
     ] = None,
 ) -> None:
     """Show the rows of a store, read from its changelog, now or at an earlier point; or compare two

@@ -263,8 +263,8 @@ def produce(
         ),
     ] = False,
 ) -> None:
-    """Write each line of standard input to a topic, as value, or as key<TAB>value; empty lines
-    are skipped."""
+    """Write each line of standard input to a topic: a line with a tab as key<TAB>value, any other
+    as a value without key. Empty lines are skipped."""
     from everflow.cli.records import lines, partitions_of, send
 
     if not key_separator:
@@ -294,7 +294,7 @@ def consume(
         "key@start/end.",
     ] = None,
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning/--from-end", help="Where to start reading.")
+        bool, typer.Option("--from-beginning/--from-end", help="Default: --from-beginning.")
     ] = True,
     count: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many records. Default: no limit.")
@@ -310,7 +310,7 @@ def consume(
     output: Form = Output.text,
 ) -> None:
     """Print the committed records of a topic, one per line as key<TAB>value (json: an object with
-    position, time and headers). Joins no group and commits nothing. On a terminal control
+    partition, offset, time and headers). Joins no group and commits nothing. On a terminal control
     characters are escaped; to a file or a pipe texts are written unchanged."""
     from everflow.cli.records import json_of, partitions_of, records, text_of
 

@@ -71,8 +71,8 @@ def status(addresses: Addresses, output: Form = Output.text) -> int:
 
 @command()
 def tasks(addresses: Addresses, output: Form = Output.text) -> int:
-    """List the tasks of instances: failing tasks first, then those with the largest lag. Exit code
-    1 if an instance does not answer."""
+    """List the tasks of instances: failing tasks first, then tasks in another state than RUNNING,
+    then the largest lags. Exit code 1 if an instance does not answer."""
     found = ask(addresses)
     rows, silent = task_rows(found), [one for one in found if not answered(one)]
     show(output, [*rows, *silent], [*tasks_table(rows), *warnings(found)])
@@ -136,8 +136,8 @@ def rack(
 def autoscale(
     target: TargetAsForRun,
     settings: InstanceSettings,
-    least: Annotated[int, typer.Option("--min", min=1, help="Minimum of instances.")] = 1,
-    most: Annotated[int, typer.Option("--max", min=1, help="Maximum of instances.")] = 4,
+    least: Annotated[int, typer.Option("--min", min=1, help="Minimum number of instances.")] = 1,
+    most: Annotated[int, typer.Option("--max", min=1, help="Maximum number of instances.")] = 4,
     threads: Annotated[int, typer.Option(min=1, help="num.stream.threads of each instance.")] = 1,
     folder: Annotated[
         Path | None, "Folder for state and logs. Default: ./everflow-APPLICATION_ID."
@@ -569,10 +569,10 @@ class Places:
     master: Annotated[
         str | None, "The Spark cluster, e.g. spark://host:7077; default: spark-submit's."
     ] = None
-    cores: Annotated[int, typer.Option(min=1, help="Cores of the executor of each instance.")] = 1
+    cores: Annotated[int, typer.Option(min=1, help="Cores of each executor.")] = 1
     memory: Annotated[
         str,
-        "Memory of the executor (spark.executor.memory). The instance's processes need "
+        "Memory of each executor (spark.executor.memory). The processes of an instance need "
         "memory in addition.",
     ] = "512m"
     folder: Annotated[
@@ -602,7 +602,7 @@ def fleet(
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="Address of the driver for the hosts. Default: spark.driver.host, a free port.",
+            help="Address at which the hosts reach the driver. Default: its host, a free port.",
             show_default=False,
         ),
     ] = "",
@@ -611,8 +611,8 @@ def fleet(
         typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; repeatable."),
     ] = None,
 ) -> None:
-    """Run instances in executor slots of a Spark cluster, which replaces a slot that is lost.
-    Ctrl-C stops all instances; they stay members of the group for a restart."""
+    """Run instances in a Spark cluster, one per executor; Spark replaces a lost executor. Ctrl-C
+    stops all instances; they stay members of the group for a restart."""
     from everflow.fleet.command import run_fleet
 
     made = planned(
