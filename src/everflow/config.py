@@ -315,7 +315,7 @@ class StreamsConfig:
         raise ConfigError(f"{dotted_name(name)} = {value!r} {problem}.{left_out}")
 
     def warnings(self) -> list[str]:
-        """One sentence for each setting that has no effect."""
+        """One sentence for each setting that was given and has no effect."""
         return [
             f"{dotted_name(name)} = {getattr(self, name)!r} has no effect yet: {instead}."
             for name, instead in WITHOUT_EFFECT.items()
@@ -336,8 +336,8 @@ class StreamsConfig:
 
     @property
     def optimization(self) -> str:
-        """``topology.optimization`` as it applies with the other settings: ``none`` unless sources
-        are read from ``earliest`` and keep their own record times (note 065)."""
+        """``topology.optimization``, or ``none`` unless ``auto.offset.reset`` is ``earliest`` and
+        ``default.timestamp.extractor`` leaves record times as they are."""
         extractor = self.default_timestamp_extractor.rpartition(".")[2]
         kept = self.auto_offset_reset == "earliest" and extractor in _OWN_TIMES
         return self.topology_optimization if kept else "none"
