@@ -162,8 +162,8 @@ class AssignmentRules:
 
 @dataclass(frozen=True, init=False)
 class StreamsConfig:
-    """All settings of an application. Raises ConfigError for an unknown key (and names the nearest
-    valid key) or a wrong value.
+    """All settings of an application. Raises ConfigError for an unknown key (and names a similar
+    valid one, if any) or a wrong value.
 
     The keys are keywords, or a mapping, or both: ``StreamsConfig({"application.id": "delays"},
     num_stream_threads=2)``. Durations are in ms, sizes in bytes. Our own keys stand last, below the

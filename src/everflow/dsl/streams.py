@@ -298,8 +298,8 @@ class KStream(_StreamOrTable):
         """Emits each record with each of its matches. ``other`` is a table (matched by the record's
         key), a global table (matched by the key ``on``: a Column, or a function of (value) or (key,
         value)), or another stream (matched with all its records of the same key within ``windows``;
-        needs ``store=``, which begins the names of the join's stores). The result is ``struct<left,
-        right>``, or what ``joiner`` computes: a Column over ``left`` and ``right``,
+        needs ``store=``, the prefix of the names of the join's stores). The result is
+        ``struct<left, right>``, or what ``joiner`` computes: a Column over ``left`` and ``right``,
         ``field=Column`` arguments, or a function of (left, right) or (key, left, right) with
         ``returns=``.
 
@@ -1082,8 +1082,8 @@ class _WindowedKStream(_Groups):
         """Sets when windows emit results: one final result, ``EmitStrategy.on_window_close()``, or
         early ones, too, ``EmitStrategy.every(100)`` or ``every("10 seconds")``. ``every`` is not
         for sessions, and a duration not for count windows. The store ``<store>-final`` (``every``:
-        ``<store>-early``) keeps results that wait; count windows have none. A result has the
-        headers of the record that triggered it."""
+        ``<store>-early``) keeps results that are not emitted yet; count windows need none. A result
+        has the headers of the record that triggered it."""
         if not isinstance(strategy, EmitStrategy):
             raise TopologyError(
                 "emit_strategy takes EmitStrategy.on_window_close(), EmitStrategy.every(100) or "

@@ -226,8 +226,8 @@ class StreamsBuilder(Telling):
         return GlobalKTable(loaded_table(self.graph, frame, key, refresh, store, name))
 
     def build(self) -> Topology:
-        """Returns the frozen topology. Raises TopologyError if it is invalid, for example has
-        neither a ``stream`` nor a ``table``. The builder may be used further and built again."""
+        """Returns the frozen topology. Raises TopologyError if it is invalid, for example without
+        any ``stream`` or ``table``. The builder may be used further and built again."""
         with self.graph.lock:
             return self.graph.build()
 

@@ -151,22 +151,23 @@ def collect_set(column: Any, limit: int = 10_000, when_full: str = "fail") -> Ag
 @fitting("agg.min_by('value.item', 'value.amount')")
 def min_by(column: Any, by: Any, k: int | None = None) -> Aggregator:
     """The value of ``column`` where ``by`` is smallest; of equal ``by`` the last processed, as in
-    Spark. Records with a null ``by`` are skipped. With ``k``: a list of up to ``k`` values, ordered
-    as in `top_n`."""
+    Spark. Records with a null ``by`` are skipped. With ``k``: the list of `top_n` with
+    ``largest=False``."""
     return Aggregator(kind="min_by", column=column, by=by, limit=k, largest=False)
 
 
 @fitting("agg.max_by('value.item', 'value.amount')")
 def max_by(column: Any, by: Any, k: int | None = None) -> Aggregator:
-    """As `min_by`, for the largest ``by``."""
+    """As `min_by`, for the largest ``by``; with ``k``: the list of `top_n`."""
     return Aggregator(kind="max_by", column=column, by=by, limit=k)
 
 
 @fitting("agg.top_n('value.item', 3, by='value.amount')")
 def top_n(column: Any, n: int, by: Any = None, largest: bool = True) -> Aggregator:
     """A list of up to ``n`` values of ``column``: those with the largest ``by`` (default:
-    ``column`` itself), largest first; with ``largest=False`` the smallest, smallest first. Of equal
-    ``by`` the first processed is first. Null ``by`` are skipped."""
+    ``column`` itself), largest first; with ``largest=False`` the smallest, smallest first. Of
+    records with equal ``by``, the first processed is first. Records with a null ``by`` are
+    skipped."""
     return Aggregator(kind="top_n", column=column, by=by, limit=n, largest=largest)
 
 

@@ -253,8 +253,8 @@ class KeyValueStore(KeyReads, _Store):
 
 
 class WindowStore(WindowReads, _Store):
-    """A store with a value per key and window start. Windows older than the store's retention (by
-    stream time) are neither returned nor written. Times are window *starts* in ms, both ends
+    """A store with a value per key and window start. Windows that started ``retention`` or longer
+    before stream time are neither returned nor written. Times are window *starts* in ms, both ends
     included; keys of results are `Windowed`. Use the store on its task's thread."""
 
     def put(self, key: Any, value: Any, window_start: int) -> None:
@@ -272,8 +272,8 @@ class WindowStore(WindowReads, _Store):
 
 
 class SessionStore(SessionReads, _Store):
-    """A store with a value per session: a key with start and end. Sessions that ended more than the
-    store's retention before stream time are neither returned nor written. ``find_sessions`` and its
+    """A store with a value per session: a key with start and end. Sessions that ended ``retention``
+    or longer before stream time are neither returned nor written. ``find_sessions`` and its
     variants return the sessions that end at ``earliest_end`` or later and start at ``latest_start``
     or earlier. Use the store on its task's thread."""
 
