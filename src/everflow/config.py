@@ -162,8 +162,8 @@ class AssignmentRules:
 
 @dataclass(frozen=True, init=False)
 class StreamsConfig:
-    """All settings of an application. Raises ConfigError for an unknown key (and names the nearest
-    valid key) or a wrong value.
+    """All settings of an application. Raises ConfigError for an unknown key (and names a similar
+    valid one, if any) or a wrong value.
 
     The keys are keywords, or a mapping, or both: ``StreamsConfig({"application.id": "delays"},
     num_stream_threads=2)``. Durations are in ms, sizes in bytes. Our own keys stand last, below the
@@ -315,7 +315,7 @@ class StreamsConfig:
         raise ConfigError(f"{dotted_name(name)} = {value!r} {problem}.{left_out}")
 
     def warnings(self) -> list[str]:
-        """One sentence for each setting that has no effect."""
+        """One sentence for each setting that was given and has no effect."""
         return [
             f"{dotted_name(name)} = {getattr(self, name)!r} has no effect yet: {instead}."
             for name, instead in WITHOUT_EFFECT.items()
@@ -336,8 +336,8 @@ class StreamsConfig:
 
     @property
     def optimization(self) -> str:
-        """``topology.optimization`` as it applies with the other settings: ``none`` unless sources
-        are read from ``earliest`` and keep their own record times (note 065)."""
+        """``topology.optimization``, or ``none`` unless ``auto.offset.reset`` is ``earliest`` and
+        ``default.timestamp.extractor`` leaves record times as they are."""
         extractor = self.default_timestamp_extractor.rpartition(".")[2]
         kept = self.auto_offset_reset == "earliest" and extractor in _OWN_TIMES
         return self.topology_optimization if kept else "none"

@@ -206,7 +206,7 @@ class TimeWindows(Telling, metaclass=FittingClass):
 
 @dataclass(frozen=True)
 class JoinWindows(Telling, metaclass=FittingClass):
-    """Which records of two streams match: those of one key whose times are close.
+    """Which records of two streams match: those with the same key and times close to each other.
 
     A left record at time t matches right records from t - ``before_ms`` to t + ``after_ms``, both
     included. ``grace_ms``: how long after the end of its window, in stream time, a record still
@@ -255,8 +255,8 @@ class JoinWindows(Telling, metaclass=FittingClass):
         return replace(self, after_ms=duration_ms(difference))
 
     def grace(self, grace: Duration) -> JoinWindows:
-        """The same windows, but they accept records until stream time passes their end +
-        ``grace``."""
+        """The same windows, but a record waits for its match until stream time passes its window's
+        end + ``grace``."""
         return replace(self, grace_ms=duration_ms(grace))
 
     @property
@@ -272,14 +272,14 @@ class JoinWindows(Telling, metaclass=FittingClass):
 
 @dataclass(frozen=True)
 class SlidingWindows(Telling, metaclass=FittingClass):
-    """Windows of a key's records that are at most ``difference_ms`` apart, both ends included.
-    There is one window for each set of records that such a time span can contain (KIP-450).
+    """Windows of a key's records that are at most ``difference_ms`` apart, both ends included. A
+    record at time t makes the window ``[t - difference_ms, t]``, and ``[t + 1, t + 1 +
+    difference_ms]`` once that contains a record (KIP-450).
 
-    A record at time t makes the window ``[t - difference, t]`` that ends with it, and the next one,
-    ``[t + 1, t + 1 + difference]``, as soon as that contains a record. The record counts in every
-    window that contains its time. Records before ``difference_ms`` share the window ``[0,
-    difference]``. ``grace_ms``: how long after its end, in stream time, a window still accepts
-    records. Durations are text (``"5 minutes"``), ms or a timedelta; others raise TopologyError.
+    A record counts in every window that contains its time. Records before ``difference_ms`` share
+    the window ``[0, difference]``. ``grace_ms``: how long after its end, in stream time, a window
+    still accepts records. Durations are text (``"5 minutes"``), ms or a timedelta; others raise
+    TopologyError.
     """
 
     difference_ms: int
@@ -315,7 +315,7 @@ class SlidingWindows(Telling, metaclass=FittingClass):
     @property
     def retention_ms(self) -> int:
         """The default and shortest retention of a store of these windows: twice the difference +
-        grace. A late record needs the earlier windows from which its own are computed."""
+        grace, because the windows of a late record are computed from earlier windows."""
         return 2 * self.difference_ms + self.grace_ms
 
     def __str__(self) -> str:

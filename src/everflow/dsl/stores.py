@@ -35,9 +35,9 @@ class Materialized(Telling, metaclass=FittingClass):
     store. ``topic_config``: settings of the changelog topic, which override those of ``topic.`` in
     the configuration. ``history``: for ``table`` and ``to_table``: a versioned table (KIP-889),
     which keeps earlier values for this duration of stream time. ``in_memory`` True: the store is in
-    memory (``state.memory.dir``), not on disk; it is lost when the instance ends, and restored from
-    its changelog at the next start. A join of streams has several stores, named after ``name``; all
-    of them have the options.
+    memory (``state.memory.dir``), not on disk; it is lost when the instance ends, and the next
+    start restores it from its changelog, if it has one. A join of streams has several stores, named
+    after ``name``; all of them have the options.
 
     Raises TopologyError, with the fix, for invalid options.
     """
@@ -78,8 +78,7 @@ class Materialized(Telling, metaclass=FittingClass):
 
     @property
     def retention_ms(self) -> int:
-        """`retention` in ms, or -1 if it is not given: windows are then kept as long as they accept
-        records."""
+        """`retention` in ms, or -1 if it is not given: the default then holds."""
         return -1 if self.retention is None else duration_ms(self.retention)
 
     def __hash__(self) -> int:
@@ -160,8 +159,8 @@ class Stores(Telling, metaclass=FittingClass):
     """Declares stores for ``process(..., stores=[...])``. A store has a changelog,
     ``<application.id>-<name>-changelog``; with ``logging=False`` it has none, and a task that is
     reassigned starts with an empty store. With ``in_memory=True`` the store is in memory
-    (``state.memory.dir``), not on disk; it is lost when the instance ends, and restored from its
-    changelog at the next start. Any thread may use a declaration, which has no state. Raises
+    (``state.memory.dir``), not on disk; it is lost when the instance ends, and the next start
+    restores it from its changelog, if it has one. Any thread may use a declaration. Raises
     TopologyError for invalid options."""
 
     _WRITTEN: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -185,8 +184,8 @@ class Stores(Telling, metaclass=FittingClass):
         in_memory: bool = False,
     ) -> StoreSpec:
         """Declares a store of the last value of each key, with the time of its put. ``ttl``: how
-        long (stream time) an entry is kept after that time. Then it is deleted, in the changelog,
-        too. A put that is already older than ``ttl`` is ignored."""
+        long (stream time) an entry is kept after that time. Then it is deleted, also from the
+        changelog. A put that is already older than ``ttl`` is ignored."""
         ttl_ms = None if ttl is None else checked_ms(ttl, f"Stores.key_value({name!r}): ttl", 1)
         return _made("key_value", locals(), ttl_ms)
 
@@ -332,7 +331,7 @@ class Suppressed(Telling, metaclass=FittingClass):
     @staticmethod
     def until_window_closes(buffer: BufferConfig | None = None) -> Suppressed:
         """Emits only the final result of each window, when stream time reaches the window's end +
-        grace."""
+        grace (of a session: end + gap + grace). Not for count windows."""
         return Suppressed(None, BufferConfig() if buffer is None else buffer)
 
     @staticmethod
@@ -360,21 +359,21 @@ class EmitStrategy(Telling, metaclass=FittingClass):
 
     @staticmethod
     def on_window_update() -> EmitStrategy:
-        """Emits the last result of a window per micro-batch, or with ``emit.every.update`` every
-        result. The default."""
+        """Emits the last result of each window per micro-batch, or with ``emit.every.update`` every
+        result. This is the default."""
         return EmitStrategy()
 
     @staticmethod
     def on_window_close() -> EmitStrategy:
-        """Emits one result per window, when stream time reaches the window's end + grace."""
+        """Emits one result per window, when no further record can change it."""
         return EmitStrategy(final=True)
 
     @staticmethod
     def every(amount: int | Duration) -> EmitStrategy:
         """Emits early results and the final one: ``every(100)`` with every 100th record of a
-        window, ``every("10 seconds")`` when stream time is 10 seconds after the first record that
-        is not in an emitted result. When the window closes, the rest is emitted. No result is
-        emitted twice, and none depends on the bounds of micro-batches."""
+        window, ``every("10 seconds")`` when stream time has advanced 10 seconds since the first
+        record that is in no emitted result. When the window closes, its final result is emitted,
+        unless that was emitted early. The results do not depend on the bounds of micro-batches."""
         if isinstance(amount, int) and not isinstance(amount, bool):
             return EmitStrategy(True, EarlyResults(records=_positive(amount, "every")))
         cure = "; write EmitStrategy.every('10 seconds'), or every(100) for a number of records"

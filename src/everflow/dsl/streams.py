@@ -120,7 +120,7 @@ class KStream(_StreamOrTable):
 
     @builder_call
     def filter(self, predicate: Expression, *, name: str | None = None) -> KStream:
-        """Keeps the records for which ``predicate`` is true; NULL is not true. Headers stay."""
+        """Keeps the records for which ``predicate`` is true; NULL is not true. Keeps headers."""
         return KStream(
             stateless.filtered(
                 self._stream,
@@ -133,8 +133,7 @@ class KStream(_StreamOrTable):
 
     @builder_call
     def filter_not(self, predicate: Expression, *, name: str | None = None) -> KStream:
-        """Keeps the records that ``filter`` drops, also those with a NULL predicate. Headers
-        stay."""
+        """Keeps the records that ``filter`` drops, also with a NULL predicate. Keeps headers."""
         return KStream(
             stateless.filtered(
                 self._stream,
@@ -157,7 +156,7 @@ class KStream(_StreamOrTable):
     ) -> KStream:
         """Computes a new key and value: ``map(key=Column, value=Column)``, a Column ``struct<key,
         value>``, or a function that returns ``(key, value)`` with ``returns=(key type, value
-        type)``. A later grouping repartitions the records. Headers stay."""
+        type)``. A later grouping repartitions the records. Keeps headers."""
         for part, column in (("key", key), ("value", value)):
             checked_column(column, part, "map")
         return KStream(stateless.mapped(self._stream, mapper, (key, value), returns, name))
@@ -175,7 +174,7 @@ class KStream(_StreamOrTable):
         struct), or a function with ``returns=``.
 
         An argument ``name`` or ``returns`` that is a Column is a field; otherwise it is the option.
-        Headers stay.
+        Keeps headers.
         """
         node_name, returns, fields = fields_from_options(name, returns, fields)
         return KStream(
@@ -193,13 +192,13 @@ class KStream(_StreamOrTable):
         self, mapper: Expression, *, returns: object = None, name: str | None = None
     ) -> KStream:
         """Computes a new key. A later grouping repartitions the records, even if keys are equal to
-        the old ones. Headers stay."""
+        the old ones. Keeps headers."""
         return KStream(stateless.keyed(self._stream, "select_key", mapper, returns, name))
 
     @builder_call
     def peek(self, action: Callable[..., object], *, name: str | None = None) -> KStream:
         """Calls ``action`` for every record and passes the record on. After a failure ``action``
-        may be called again for a record, also under exactly-once. Headers stay."""
+        may be called again for a record, also under exactly-once. Keeps headers."""
         return KStream(
             stateless.called_for_effect(
                 self._stream,
@@ -212,7 +211,7 @@ class KStream(_StreamOrTable):
 
     @builder_call
     def for_each(self, action: Callable[..., object], *, name: str | None = None) -> None:
-        """Calls ``action`` for every record and ends the stream. After a failure ``action`` may be
+        """Calls ``action`` for every record; returns no stream. After a failure ``action`` may be
         called again for a record, also under exactly-once."""
         stateless.called_for_effect(self._stream, "FOREACH", "for_each", action, name)
 
@@ -228,7 +227,7 @@ class KStream(_StreamOrTable):
     ) -> KStream:
         """Emits any number of records per record, from a Column ``array<struct<key, value>>``, or a
         function that returns an iterable of ``(key, value)`` with ``returns=(key type, value
-        type)``. A null or empty result emits no record. Headers stay."""
+        type)``. A null or empty result emits no record. Keeps headers."""
         return KStream(stateless.flat_mapped(self._stream, mapper, returns, name))
 
     @builder_call
@@ -236,17 +235,17 @@ class KStream(_StreamOrTable):
         self, mapper: Expression, *, returns: object = None, name: str | None = None
     ) -> KStream:
         """Emits any number of values per record under the same key, from an array Column, or a
-        function that returns an iterable of values with ``returns=`` (the type of one value).
-        Headers stay."""
+        function that returns an iterable of values with ``returns=`` (the type of one value). Keeps
+        headers."""
         return KStream(stateless.values_flat_mapped(self._stream, mapper, returns, name))
 
     # --- several streams --------------------------------------------------------------------------
 
     @builder_call
     def merge(self, *others: KStream, name: str | None = None) -> KStream:
-        """Emits the records of all streams, which must have equal types, as one stream, ordered by
-        record time only. A stream that is merged with itself is emitted once, as in Kafka Streams.
-        Headers stay."""
+        """Emits the records of all streams, which must have equal types, as one stream, in the
+        processing order of the task. A stream that is merged with itself is emitted once, as in
+        Kafka Streams. Keeps headers."""
         if not others:
             raise TopologyError("merge needs at least one other stream")
         for other in others:
@@ -260,7 +259,7 @@ class KStream(_StreamOrTable):
     def split(self, *, name: str | None = None) -> BranchedKStream:
         """Starts to split the stream: call ``.branch(predicate, name=...)`` for each branch, then
         ``.default_branch(name=...)`` or ``.no_default_branch()``, which return a dict of the
-        branches. A record is emitted to the first branch whose predicate is true. Headers stay."""
+        branches. A record is emitted to the first branch whose predicate is true. Keeps headers."""
         return BranchedKStream(self._stream, name)
 
     @builder_call
@@ -269,8 +268,8 @@ class KStream(_StreamOrTable):
         default: str | None = None,
         **predicates: Expression,
     ) -> dict[str, KStream]:
-        """Splits the stream in one call: ``stream.branch(big=F.col("value.n") > 9,
-        default="rest")["big"]``. Headers stay."""
+        """Splits the stream as `split` does, in one call that returns the dict of branches:
+        ``stream.branch(big=F.col("value.n") > 9, default="rest")["big"]``. Keeps headers."""
         branched = BranchedKStream(self._stream, None)
         for name, condition in predicates.items():
             branched.branch(condition, name=name)
@@ -296,12 +295,13 @@ class KStream(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """Emits each record with its match. ``other`` is a table (matched by the record's key), a
-        global table (matched by the key ``on``: a Column, or a function of (value) or (key,
-        value)), or another stream (all its records of the same key within ``windows``; this needs
-        ``store=``, the name of the two window stores). The result is ``struct<left, right>``, or
-        what ``joiner`` computes: a Column over ``left`` and ``right``, ``field=Column`` arguments,
-        or a function of (left, right) or (key, left, right) with ``returns=``.
+        """Emits each record with each of its matches. ``other`` is a table (matched by the record's
+        key), a global table (matched by the key ``on``: a Column, or a function of (value) or (key,
+        value)), or another stream (matched with all its records of the same key within ``windows``;
+        needs ``store=``, the prefix of the names of the join's stores). The result is
+        ``struct<left, right>``, or what ``joiner`` computes: a Column over ``left`` and ``right``,
+        ``field=Column`` arguments, or a function of (left, right) or (key, left, right) with
+        ``returns=``.
 
         A versioned table is looked up as of the record's time. With ``grace`` (KIP-923), a record
         waits in ``store=`` until this stream's time reaches the record's time plus ``grace``, so
@@ -328,9 +328,9 @@ class KStream(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """As `join`, but a record without a match or key is emitted with a null ``right``: at once
-        if ``other`` is a table, otherwise when the record's window and grace are over. A result
-        has the headers of the record that made it."""
+        """As `join`, but a record without a match or key is emitted with a null ``right``. In a
+        join of two streams, an unmatched record is emitted when its window and grace are over. A
+        result has the headers of the record that triggered it (with a table: its own)."""
         return self._joined(JoinKind.LEFT, locals())
 
     @builder_call
@@ -346,7 +346,7 @@ class KStream(_StreamOrTable):
         **fields: Column,
     ) -> KStream:
         """As `left_join` of two streams, but unmatched records of both sides are emitted. A result
-        has the headers of the record that made it."""
+        has the headers of the record that triggered it."""
         return self._joined(JoinKind.OUTER, locals())
 
     @builder_call
@@ -364,9 +364,9 @@ class KStream(_StreamOrTable):
         **fields: Column,
     ) -> KStream:
         """Emits each record with the latest record of ``other`` that has the same key, is not later
-        than the record, and is at most ``tolerance`` earlier. With ``how="left"`` (default:
-        ``"inner"``) a record without a match is emitted with a null ``right``. The result is
-        ``struct<left, right>``, or what ``joiner`` computes, as in `join`.
+        than the record, and is at most ``tolerance`` (required) earlier. With ``how="left"``
+        (default: ``"inner"``) a record without a match is emitted with a null ``right``. The result
+        is ``struct<left, right>``, or what ``joiner`` computes, as in `join`.
 
         With ``grace`` a record waits until stream time, which both sides share, reaches the
         record's time plus ``grace``, so that late records of ``other`` are seen; a record that
@@ -433,8 +433,8 @@ class KStream(_StreamOrTable):
         **fields: Column,
     ) -> KStream:
         """As `left_join` with a table or a global table (``on=``), but a record without a matching
-        row waits in ``store``. It waits until an update of the table brings the row, until this
-        stream's time is more than ``grace`` after the record, or until it has waited for
+        row waits in ``store``. It waits until an update of the table adds the row, until this
+        stream's time is more than ``grace`` after the record's time, or until it has waited for
         ``timeout`` by the wall clock, also while no records arrive. ``grace`` or ``timeout`` is
         required. When the wait ends without a row, the record is emitted with a null ``right``, or
         dropped with ``on_timeout="drop"``. If more than ``most_per_key`` records of a key wait, the
@@ -495,8 +495,8 @@ class KStream(_StreamOrTable):
         `Stores`, or names of existing stores: of another processor or ``builder.add_state_store``
         (the store is then shared), of a table or of a global table (read as of each record). With
         ``children``, the names of streams that ``forward(record, child)`` may choose, the method
-        returns a dict of these streams, otherwise one stream. Results have the headers that are
-        forwarded.
+        returns a dict of these streams, otherwise one stream. A result has the headers of the
+        forwarded record.
         """
         call = ProcessorCall("process", processor, stores, name)
         edge = self.edge
@@ -524,7 +524,7 @@ class KStream(_StreamOrTable):
     ) -> KStream:
         """As `process`, for processors that keep the key of the record, so no later operator has to
         repartition. ``returns`` is the type of the value. A punctuator cannot forward records,
-        because it has no current record. Results have the headers that are forwarded."""
+        because it has no current record. A result has the headers of the forwarded record."""
         call = ProcessorCall("process_values", processor, stores, name)
         edge = self.edge
         if returns is not None:
@@ -544,16 +544,16 @@ class KStream(_StreamOrTable):
         store: Store | None = None,
         name: str | None = None,
     ) -> KStream:
-        """Drops records that repeat another record of the same key. The first record in processing
-        order is emitted; a further one only if its time differs by more than ``within`` from that
-        of every emitted record.
+        """Drops records that repeat another record of the same key (or id, ``by``). The first
+        record in processing order is emitted; a further one only if its time differs by more than
+        ``within`` from the times of all records of the key that were emitted before. A record more
+        than ``grace`` (default: ``within``) behind stream time is dropped as ``late``.
 
         ``by``: an id instead of the key, as a Column, or a function with ``returns=type``. Records
         of one id must have one key, since tasks do not share their state. A record without an id
-        (or key) is emitted. A record more than ``grace`` (default: ``within``) behind stream time
-        is dropped as ``late``, because its first occurrence may be forgotten. Kafka Streams has no
-        such operator (KIP-655). If the key was changed, the records pass through a repartition
-        topic named after ``name`` or ``store``. Headers stay.
+        (or key) is emitted. Kafka Streams has no such operator (KIP-655). If the key was changed,
+        the records pass through a repartition topic named after ``name`` or ``store``. Keeps
+        headers.
         """
         found = deduplicated(self._stream, within, grace, by, returns, store, name)
         return KStream(found)
@@ -570,11 +570,11 @@ class KStream(_StreamOrTable):
         value: Serde | None = None,
         partitioner: Expression | str | None = None,
     ) -> KStream:
-        """Sends the records through the internal topic ``<application.id>-<name>-repartition``, so
-        that equal keys are in one task.
+        """Sends the records through the internal topic ``<application.id>-<name>-repartition``, by
+        default so that records with equal keys reach the same task.
 
         ``partitions`` sets the number of partitions, ``partitioner`` chooses each record's, as in
-        `to`. Records with a null key are dropped. Headers stay.
+        `to`. Records with a null key are dropped. Keeps headers.
         """
         checked = self.graph.check_repartition_name(name, "repartition")
         if partitions is not None and (not isinstance(partitions, int) or partitions < 1):
@@ -595,7 +595,7 @@ class KStream(_StreamOrTable):
         key_serde: Serde | None = None,
     ) -> KGroupedStream:
         """Groups the records by a new key, through the repartition topic
-        ``<application.id>-<name>-repartition``. Headers stay."""
+        ``<application.id>-<name>-repartition``. Keeps headers."""
         checked = self.graph.check_repartition_name(name, "group_by")
         keyed = stateless.keyed(self._stream, "group_by", key, returns, checked)
         keyed = keyed.with_serdes("group_by", key_serde, None)
@@ -604,8 +604,8 @@ class KStream(_StreamOrTable):
     @builder_call
     def group_by_key(self, *, name: str | None = None) -> KGroupedStream:
         """Groups the records by their key. If the key was changed, the records pass through the
-        repartition topic ``<application.id>-<name>-repartition``, and ``name`` is required. Headers
-        stay."""
+        repartition topic ``<application.id>-<name>-repartition``, and ``name`` is required. Keeps
+        headers."""
         if self.key_changed:
             name = self.graph.check_repartition_name(name, "group_by_key")
         return KGroupedStream(GroupedStream(self._stream, name))
@@ -625,7 +625,7 @@ class KStream(_StreamOrTable):
         `StreamsBuilder.table`.
 
         If the key was changed, the records pass through a repartition topic named after ``name`` or
-        ``store``. Headers stay.
+        ``store``. Keeps headers.
         """
         return KTable(table_of(self._stream, store, key, value, ttl, name))
 
@@ -649,7 +649,7 @@ class KStream(_StreamOrTable):
         `StreamsBuilder.stream`); or a Column, or a function of (topic, key, value, number of
         partitions), that returns each record's partition, several partitions, an empty list (the
         record is dropped) or NULL (the partition of the key). A windowed key is hashed without its
-        window by default, so all windows of a key are in one partition. Headers stay.
+        window by default, so all windows of a key are in one partition. Keeps headers.
         """
         stateless.written(self._stream, topic, (key, value), partitioner, name)
 
@@ -659,8 +659,8 @@ class KStream(_StreamOrTable):
     ) -> None:
         """Prints records as a table in the terminal or notebook cell where the instance runs: the
         first ``rows`` records of each committed micro-batch, at most ``rows`` per half second, and
-        the number of records left out. It writes to no topic and delays nothing. ``title``: the
-        heading; default: the name of the operator before."""
+        the number of records left out. It writes to no topic and does not delay processing.
+        ``title``: the heading; default: the name of the preceding operator."""
         stateless.printed(self._stream, title, rows, name)
 
 
@@ -713,7 +713,7 @@ class BranchedKStream(Telling):
     @builder_call
     def branch(self, condition: Expression, *, name: str | None = None) -> BranchedKStream:
         """Adds a branch for the records for which ``condition`` is true and that match no earlier
-        branch. Headers stay."""
+        branch. Keeps headers."""
         key = name or str(len(self._branches) + 1)
         child = self._claimed(key)
         self._branches[key] = KStream(self._split.branch(child, condition))
@@ -721,7 +721,7 @@ class BranchedKStream(Telling):
 
     @builder_call
     def default_branch(self, *, name: str | None = None) -> dict[str, KStream]:
-        """Adds a branch for all other records, and returns the dict of branches. Headers stay."""
+        """Adds a branch for all other records, and returns the dict of branches. Keeps headers."""
         key = name or "0"
         child = self._claimed(key)
         self._branches[key] = KStream(self._split.rest(child))
@@ -744,7 +744,7 @@ class BranchedKStream(Telling):
 
 class KTable(_StreamOrTable):
     """A changelog stream of ``(key, latest value)``. The key of a windowed table is ``struct<key,
-    start, end>`` (ms).
+    start, end>``, with times in ms.
 
     Columns and Python functions are used as by `KStream`; they are not called for deletions.
     """
@@ -761,15 +761,15 @@ class KTable(_StreamOrTable):
         self, predicate: Expression, *, store: Store | None = None, name: str | None = None
     ) -> KTable:
         """Keeps the rows for which ``predicate`` is true. A row that no longer matches is forwarded
-        as a deletion, if it matched before. ``store``: keeps the result, for queries and joins.
-        Headers stay."""
+        as a deletion, if it matched before. ``store``: keeps the result, for queries. Keeps
+        headers."""
         return KTable(TableCall(self._stream, "filter", store, name).filtered(predicate))
 
     @builder_call
     def filter_not(
         self, predicate: Expression, *, store: Store | None = None, name: str | None = None
     ) -> KTable:
-        """Keeps the rows that ``filter`` drops. Headers stay."""
+        """Keeps the rows that ``filter`` drops. Keeps headers."""
         return KTable(TableCall(self._stream, "filter_not", store, name).filtered(predicate))
 
     @builder_call
@@ -783,8 +783,7 @@ class KTable(_StreamOrTable):
         **fields: Column,
     ) -> KTable:
         """Computes a new value for every row, from a Column, ``field=Column`` arguments (a struct),
-        or a function with ``returns=``. ``store``: keeps the result, for queries and joins. Headers
-        stay."""
+        or a function with ``returns=``. ``store``: keeps the result, for queries. Keeps headers."""
         node_name, returns, fields = fields_from_options(name, returns, fields)
         if isinstance(store, Column):
             fields, store = {**fields, "store": store}, None
@@ -806,7 +805,7 @@ class KTable(_StreamOrTable):
         called for deletions, with None. ``returns``: the type of the new value, if it differs;
         ``stores``: the stores that it may use, as in `KStream.process`; ``store``: keeps the
         result, for queries; joins and groupings need it if there are ``stores`` or a punctuator.
-        Headers stay."""
+        Keeps headers."""
         call = TableCall(self._stream, "transform_values", store, name)
         return KTable(call.transformed(transformer, returns, stores))
 
@@ -823,9 +822,9 @@ class KTable(_StreamOrTable):
         **fields: Column,
     ) -> KTable:
         """Joins the rows of two tables by key; a change of either table updates the result. With
-        ``on``, a Column or a function of (value) or (key, value), it joins each row with the row of
-        ``other`` under this foreign key, and the result has this table's keys. The result is
-        ``struct<left, right>``, or what ``joiner`` computes, as in `KStream.join`.
+        ``on``, a foreign key (a Column, or a function of (value) or (key, value)), each row is
+        joined with the row of ``other`` that has this key, and the result has this table's keys.
+        The result is ``struct<left, right>``, or what ``joiner`` computes, as in `KStream.join`.
 
         ``store``: keeps the result in a store of its own. ``on`` needs a ``name``, for the topics
         ``<name>-asks-repartition`` and ``<name>-answers-repartition`` and the store
@@ -846,7 +845,7 @@ class KTable(_StreamOrTable):
         **fields: Column,
     ) -> KTable:
         """As `join`, for all keys of this table; ``right`` is null if ``other`` has no row. A
-        result has the headers of the change that made it."""
+        result has the headers of the change that caused it."""
         return self._joined(JoinKind.LEFT, locals())
 
     @builder_call
@@ -861,7 +860,7 @@ class KTable(_StreamOrTable):
         **fields: Column,
     ) -> KTable:
         """As `join` by key, for the keys of either table; the side without a row is null. A result
-        has the headers of the change that made it."""
+        has the headers of the change that caused it."""
         return self._joined(JoinKind.OUTER, locals())
 
     def _joined(self, kind: JoinKind, arguments: dict[str, Any]) -> KTable:
@@ -891,8 +890,7 @@ class KTable(_StreamOrTable):
 
     @builder_call
     def to_stream(self, *, name: str | None = None) -> KStream:
-        """Emits the table's changes as a stream; deletions are records with a null value. Headers
-        stay."""
+        """Emits the table's changes as a stream; deletions have a null value. Keeps headers."""
         return KStream(stateless.changes_of(self._stream, name))
 
     @builder_call
@@ -918,7 +916,7 @@ class KTable(_StreamOrTable):
         Columns; or a function that returns the key, with ``returns=type``, or key and value, with
         ``returns=(key type, value type)``.
 
-        A row without a new key or value is in no group. Headers stay.
+        A row without a new key or value is in no group. Keeps headers.
         """
         checked_column(value, "value", "group_by")
         written = key_serde, value_serde
@@ -962,9 +960,9 @@ class _Groups(Telling):
         name: str | None = None,
     ) -> KTable:
         """Combines the values of each key (and window or session) with ``reducer(aggregate,
-        value)``. The first value is the first aggregate; a result of None deletes the row. Merging
-        sessions are combined with ``reducer(earlier, later)``. ``ttl`` and headers: as in
-        `aggregate`."""
+        value)``. The first value is the first aggregate; a result of None deletes the row. If
+        sessions merge, their aggregates are combined with ``reducer(earlier, later)``. ``ttl`` and
+        headers: as in `aggregate`."""
         aggregation = self._aggregation("reduce", store, name, ttl)
         return KTable(aggregation.reduce(reducer))
 
@@ -983,13 +981,14 @@ class _Groups(Telling):
     ) -> KTable:
         """Aggregates the records of each key (and window or session). With built-ins,
         ``aggregate(store="s", n=agg.count(), mean=agg.avg("value.delay"))``, the value is a struct
-        of these names. With Python functions, ``aggregate(initializer=..., aggregator=...,
-        store="s", returns=type or value=serde)``, ``aggregator`` receives (key, value, aggregate)
-        or (value, aggregate) and returns the next aggregate; None deletes the row. Nulls are
-        treated as by ``count``; the key of a windowed result is a `Windowed`. A field may have the
-        name of an option. ``ttl``: without windows, how long (stream time) a key's aggregate is
-        kept after its latest record. Then the row is deleted, the table emits a tombstone, and the
-        key's next record starts again. A result has the headers of the record that caused it.
+        with these fields. A field may have the name of a parameter:
+        ``name=agg.last("value.name")``. With Python functions, ``aggregate(initializer=...,
+        aggregator=..., store="s", returns=type or value=serde)``, ``aggregator`` receives (key,
+        value, aggregate) or (value, aggregate) and returns the next aggregate; None deletes the
+        row. Null keys and values are treated as in ``count``; the key of a windowed result is a
+        `Windowed`. ``ttl``: without windows, how long (stream time) a key's aggregate is kept after
+        its latest record. Then the row is deleted, the table emits a tombstone, and the key's next
+        record starts a new aggregate. A result has the headers of the record that caused it.
         """
         return self._aggregate(locals())
 
@@ -1080,10 +1079,11 @@ class _WindowedKStream(_Groups):
 
     @builder_call
     def emit_strategy(self: _Windowed, strategy: EmitStrategy) -> _Windowed:
-        """Sets when windows emit results. ``EmitStrategy.on_window_close()`` emits one final result
-        per window, in time order; the store ``<store>-final`` keeps the results of open windows.
-        ``EmitStrategy.every(100)`` and ``every("10 seconds")`` also emit early results, kept in
-        ``<store>-early``. A result has the headers of the record that triggered it."""
+        """Sets when windows emit results: one final result, ``EmitStrategy.on_window_close()``, or
+        early ones, too, ``EmitStrategy.every(100)`` or ``every("10 seconds")``. ``every`` is not
+        for sessions, and a duration not for count windows. The store ``<store>-final`` (``every``:
+        ``<store>-early``) keeps results that are not emitted yet; count windows need none. A result
+        has the headers of the record that triggered it."""
         if not isinstance(strategy, EmitStrategy):
             raise TopologyError(
                 "emit_strategy takes EmitStrategy.on_window_close(), EmitStrategy.every(100) or "
@@ -1109,14 +1109,14 @@ class _WindowedKStream(_Groups):
 
 class TimeWindowedKStream(_WindowedKStream):
     """Groups by key and time window, sliding window or count window. Null keys are skipped; null
-    values are skipped in sliding windows only, as in Kafka Streams. Records that are late, by the
-    operator's own stream time and the grace, are dropped; in count windows none is late."""
+    values are skipped in sliding windows only, as in Kafka Streams. A record is dropped as late if
+    its windows and grace are over by the operator's own stream time; not in count windows."""
 
 
 class SessionWindowedKStream(_WindowedKStream):
     """Groups by key and session; sessions grow and merge with the records (KIP-94). Nulls and late
-    records are treated as in `TimeWindowedKStream`. When a session's start or end changes, a
-    tombstone is emitted for the old session. A result's time is the end of its session."""
+    records are treated as in `TimeWindowedKStream`. When an emitted session gets another start or
+    end, a tombstone is emitted for the old session. A result's time is the end of its session."""
 
     @builder_call
     def aggregate(
@@ -1134,7 +1134,7 @@ class SessionWindowedKStream(_WindowedKStream):
     ) -> KTable:
         """As `KGroupedStream.aggregate`, per session. If sessions merge, ``merger`` receives (key,
         aggregate, aggregate) or (aggregate, aggregate), the earlier session's first. A result has
-        the headers of the record that made it."""
+        the headers of the record that caused it."""
         return self._aggregate(locals())
 
 
@@ -1239,7 +1239,7 @@ class SessionWindowedCogroupedKStream(_Cogroups):
     ) -> KTable:
         """As `CogroupedKStream.aggregate`, per session. When two sessions merge, ``merger``
         receives (key, aggregate, aggregate) or (aggregate, aggregate), the earlier session's first,
-        and returns one aggregate. A result has the headers of the record that made it."""
+        and returns one aggregate. A result has the headers of the record that caused it."""
         return self._aggregated(locals())
 
 
@@ -1288,10 +1288,11 @@ class KGroupedTable(Telling):
         """Aggregates the rows of each group, with built-ins that can retract,
         ``aggregate(store="s", n=agg.count(), total=agg.sum("value.amount"),
         mean=agg.avg("value.amount"))``, or with Python functions, ``aggregate(initializer=...,
-        adder=..., subtractor=..., store="s", returns=type)``, which receive (key, value, aggregate)
-        or (value, aggregate). In a group that has lost all its rows, the count is 0 and sum and
-        mean are null. A function that returns None deletes the group's row. A field may have the
-        name of an option. A result has the headers of the change that caused it.
+        adder=..., subtractor=..., store="s", returns=type)``. ``adder`` and ``subtractor`` receive
+        (key, value, aggregate) or (value, aggregate). In a group that has lost all its rows, the
+        count is 0 and sum and mean are null. A function that returns None deletes the group's row.
+        A field of the built-ins' struct may have the name of a parameter: ``name=agg.count()``. A
+        result has the headers of the change that caused it.
         """
         functions = ("initializer", "adder", "subtractor")
         fields, options = aggregate_fields(

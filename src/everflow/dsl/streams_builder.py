@@ -85,10 +85,12 @@ class StreamsBuilder(Telling):
         partitioner: str | Callable[..., int] | None = None,
     ) -> KStream:
         """Reads one topic, several topics, or all topics whose whole names match a pattern,
-        ``re.compile("orders-.*")``, as one stream. A pattern skips internal topics, needs one match
-        when an instance starts, and also reads topics that are created later. Serdes default to
-        ``serdes.bytes_()``. Records keep their headers. Calls with exactly the same topics, or
-        pattern, share one source, which has the name of the first.
+        ``re.compile("orders-.*")``, as one stream. A pattern skips Kafka's own topics and the
+        application's internal ones. At least one topic must match it when an instance starts;
+        topics that are created later are read, too, if the internal topics keep their numbers of
+        partitions. ``key``, ``value``: serdes; default: ``serdes.bytes_()``. Keeps headers. Calls
+        with the same topics or pattern share one source, which has the first call's name; their
+        other arguments must be equal.
 
         ``offset_reset``: where to start without a committed offset: ``earliest``, ``latest``,
         ``none`` (an error), or a duration before now (a timedelta, ``by_duration:PT12H``); default:
@@ -97,7 +99,7 @@ class StreamsBuilder(Telling):
         ``timestamp``: where a record's time comes from: a `TimestampExtractor`, a Column (ms, or a
         timestamp), or a function of (value), (key, value), (key, value, record) or (key, value,
         record, partition_time) that returns ms; default: ``default.timestamp.extractor``. A record
-        with a negative time is dropped and counted.
+        for which a Column or function returns a negative time is dropped and counted.
 
         ``idle_advance``: how long a partition may be idle before its time advances by the wall
         clock, so that windows close without a record, ``"30 seconds"``; default: the time stands
@@ -128,14 +130,15 @@ class StreamsBuilder(Telling):
         idle_advance: Duration | None = None,
         partitioner: str | Callable[..., int] | None = None,
     ) -> KTable:
-        """Reads a topic as a changelog and keeps the last value of each key in ``store``, which has
-        a changelog topic of its own. Null values delete the row; records with a null key are
-        dropped. ``Materialized("prices", history="1 hour")`` makes a versioned table (KIP-889),
-        which also keeps the earlier values of that duration of stream time. A joined stream sees it
-        as of each record's time; an update older than that duration is ignored and counted.
-        ``timestamp``, ``idle_advance`` and ``partitioner``: as in `stream`. ``ttl``: how long
-        (stream time) a row is kept after its record's time. Then it is deleted and the table emits
-        a tombstone; older updates are dropped. Headers stay.
+        """Reads a topic as a changelog and keeps the last value of each key in ``store``, which by
+        default has a changelog topic of its own. A null value deletes the row; records with a null
+        key are dropped. ``store=Materialized("prices", history="1 hour")`` makes a versioned table
+        (KIP-889), which also keeps earlier values for this long (stream time). A stream that joins
+        a versioned table reads it as of each record's time; an update older than ``history`` is
+        ignored and counted. ``timestamp``, ``idle_advance`` and ``partitioner``: as in `stream`.
+        ``ttl``: how long (stream time) a row is kept after its record's time. Then the row is
+        deleted and the table emits a tombstone; updates older than ``ttl`` are dropped. Keeps
+        headers.
         """
         if not isinstance(topic, str):
             raise TopologyError(
@@ -163,8 +166,8 @@ class StreamsBuilder(Telling):
     ) -> GlobalKTable:
         """Keeps all partitions of a topic on every instance, in ``store``, for
         ``stream.join(global_table, on=...)`` and queries. An instance reads the topic to its end
-        before it processes any record, and follows it from then on, independently of the streams'
-        times. The table has no changelog, and its topic may have any number of partitions.
+        before it processes any record, and then keeps reading it, whatever the times of its
+        records. The table has no changelog, and its topic may have any number of partitions.
 
         Null values delete; records with a null key are dropped.
         """
@@ -189,9 +192,9 @@ class StreamsBuilder(Telling):
 
     @builder_call
     def add_state_store(self, store: StoreSpec) -> StreamsBuilder:
-        """Adds a store, made by `Stores`, that several processors share: those that name it,
-        ``process(..., stores=["seen"])``. They belong to one sub-topology. At each record, a
-        processor sees what all of them have written up to that record."""
+        """Adds a store, made by `Stores`, that several processors share. Each of them names it:
+        ``process(..., stores=["seen"])``. These processors belong to one sub-topology. A processor
+        reads what all of them have written up to the current record."""
         if not isinstance(store, StoreSpec):
             raise TopologyError(
                 "add_state_store takes what Stores makes, Stores.key_value('seen', "
@@ -212,8 +215,8 @@ class StreamsBuilder(Telling):
     ) -> GlobalKTable:
         """Makes a `global_table` from the rows of a DataFrame, for ``stream.join(table, on=...)``,
         ``left_join``, ``lookup_join`` and queries. Spark loads the rows when an instance starts,
-        before it processes any record, and again every ``refresh``. A refresh replaces all rows,
-        between two micro-batches; if it fails, the previous rows stay.
+        before it processes any record, and, if ``refresh`` is given, again at this interval. A
+        refresh replaces all rows, between two micro-batches; if it fails, the previous rows stay.
 
         ``frame`` is a DataFrame, or a function that returns one and is called for each load (a
         DataFrame of files lists the files once). ``key``: a Column of the DataFrame, a name, or a
@@ -223,8 +226,8 @@ class StreamsBuilder(Telling):
         return GlobalKTable(loaded_table(self.graph, frame, key, refresh, store, name))
 
     def build(self) -> Topology:
-        """Returns the frozen topology. Raises TopologyError if the program reads no topic. The
-        builder may be used further and built again."""
+        """Returns the frozen topology. Raises TopologyError if it is invalid, for example without
+        any ``stream`` or ``table``. The builder may be used further and built again."""
         with self.graph.lock:
             return self.graph.build()
 

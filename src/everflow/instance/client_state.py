@@ -22,8 +22,8 @@ STATE = "state "
 #             ▼                      ▼
 #        NOT_RUNNING               ERROR
 class ClientState(enum.Enum):
-    """States of an instance: CREATED -> REBALANCING <-> RUNNING -> PENDING_SHUTDOWN -> NOT_RUNNING;
-    after a failure PENDING_ERROR -> ERROR."""
+    """States of an instance: CREATED -> REBALANCING <-> RUNNING; in a shutdown PENDING_SHUTDOWN ->
+    NOT_RUNNING; after a failure PENDING_ERROR -> ERROR."""
 
     CREATED = "CREATED"
     REBALANCING = "REBALANCING"

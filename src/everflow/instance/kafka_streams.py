@@ -169,10 +169,10 @@ class KafkaStreams(InteractiveQueries, Telling):
         timeout: float | str | timedelta | None = None,
         collect: str | Sequence[str] | None = None,
     ) -> Any:
-        """`start`, then block until SIGINT, SIGTERM or SIGHUP. The first signal stops the instance
-        as `close` does with ``leave_group``, and ``run`` returns; a second one ends the draining
-        and the batches in flight (docs/STOPPING.md). Raises the error if an error stopped the
-        instance. Signals work only if ``run`` is called on the main thread; a SIGHUP that is
+        """Call `start`, then block until the instance has stopped. The first SIGINT, SIGTERM or
+        SIGHUP stops it as `close` does with ``leave_group``; a second SIGINT or SIGTERM ends the
+        draining and the batches in flight (docs/STOPPING.md). Raises the error if an error stopped
+        the instance. Signals work only if ``run`` is called on the main thread; a SIGHUP that is
         ignored (``nohup``) or that the program handles itself does not stop the instance.
 
         It also ends once at least ``count`` records were written to the output topics and committed
@@ -225,8 +225,8 @@ class KafkaStreams(InteractiveQueries, Telling):
         )
 
     def metrics(self) -> dict[str, float | str]:
-        """Counters since the start, the present lag (records; NaN while unknown) and the restore
-        progress, by their names in `everflow.metrics`."""
+        """Counters since the start, the present lag (records; NaN while unknown), restore progress
+        and other metrics, by their names in `everflow.metrics`."""
         values: dict[str, float | str] = {**self._metrics.snapshot()}
         values[names.CLIENT_STATE] = self.state.name
         instance = self._life.instance
@@ -241,12 +241,13 @@ class KafkaStreams(InteractiveQueries, Telling):
         return values
 
     def restoring(self) -> float | None:
-        """Restored share (0 to 1) of the stores that are being restored; None if no store is."""
+        """Restored share (0 to 1) of the stores that are being restored; None if none is."""
         return self._tracker.fraction()
 
     @property
     def http_address(self) -> str | None:
-        """``host:port`` of the HTTP server (``http.listen``); None if there is none, or not yet."""
+        """``host:port`` of the HTTP server (``http.listen``); None if there is none or it has not
+        started."""
         return None if self._observer is None else self._observer.address
 
     def _introduction(self, program: str = "") -> str:
@@ -261,8 +262,8 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     @property
     def error(self) -> EverflowError | None:
-        """The error that led to state ERROR; in state NOT_RUNNING the shutdown's error, if it
-        failed."""
+        """The error that led to state ERROR, or, in state NOT_RUNNING, that of a failed shutdown;
+        None if there was none."""
         return self._life.error
 
     def set_state_listener(self, listener: StateListener) -> None:
@@ -272,13 +273,13 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._life.states.listener = listener
 
     def set_global_state_restore_listener(self, listener: RestoreListener) -> None:
-        """Call ``listener`` for every restore, on the restore threads. Only before `start`."""
+        """Call ``listener`` for every restore, on the thread that restores. Only before `start`."""
         self._require_created("a restore listener is set")
         self._tracker.listener = listener
 
     def set_standby_update_listener(self, listener: StandbyUpdateListener) -> None:
-        """Call ``listener`` for standby tasks (KIP-988), on the state updater's thread. Only before
-        `start`."""
+        """Call ``listener`` when stores of standby tasks are updated (KIP-988), on the state
+        updater's thread. Only before `start`."""
         self._require_created("a standby update listener is set")
         self._standby_listener = listener
 
@@ -290,7 +291,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         within: Duration = REPLACED_WITHIN_MS,
     ) -> None:
         """``handler(error)`` decides what happens to a stream thread that cannot continue; it is
-        called on that thread (KIP-671; design note 047). Only before `start`.
+        called on that thread (KIP-671). Only before `start`.
 
         REPLACE_THREAD: the thread is replaced, only for errors that may pass, and at most ``most``
         times ``within`` a time (text such as ``"10 minutes"``, ms or a timedelta); after that the
@@ -310,11 +311,11 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._uncaught = replace(self._uncaught, handler=handler, limits=limits)
 
     def pause(self) -> None:
-        """Pause this instance until `resume` (KIP-834): it processes nothing, restores nothing and
-        updates no standby.
+        """Pause this instance until `resume` (KIP-834): after the batches in flight it processes
+        nothing, restores nothing and updates no standby.
 
-        Batches in flight end and commit. The instance stays a member and keeps tasks and state; new
-        tasks are paused, too. May be called before `start`. A restart ends the pause."""
+        The instance stays a member and keeps tasks and state; new tasks are paused, too. May be
+        called before `start`. A restart ends the pause."""
         self._pause.pause()
 
     def resume(self) -> None:
@@ -326,8 +327,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         return self._pause.paused
 
     def add_stream_thread(self) -> str | None:
-        """Add a stream thread (KIP-663). Returns its name once the thread has its share of this
-        instance's tasks, or is about to get it.
+        """Add a stream thread (KIP-663). Returns its name once tasks begin to move to the thread.
 
         Starting its workers takes some seconds. Tasks move to the thread between two batches,
         without a restore. A restart uses ``num.stream.threads`` again. Returns None if the instance
@@ -345,7 +345,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         return self._member("no stream thread can be removed").thread_count.remove(timeout)
 
     def shut_down_application(self) -> None:
-        """Stop all instances of the application, for an error that no restart repairs (KIP-671).
+        """Ask all instances to stop, for an error that no restart repairs (KIP-671).
 
         The request is sent with a rebalance, which starts at once. Each instance ends in state
         ERROR, with a ShutdownRequestedError that names this one; no instance drains, all leave the
@@ -356,8 +356,8 @@ class KafkaStreams(InteractiveQueries, Telling):
         instance.member.shut_down_application()
 
     def clean_up(self) -> None:
-        """Delete this instance's stores; the next start restores them from their changelogs. Only
-        before `start` or after the instance has stopped.
+        """Delete this instance's stores; the next start restores those that have a changelog.
+        Allowed only before `start` or after the instance has stopped.
 
         The folder keeps the ids of the instance and of its transactions, which the next start ends.
         Raises IllegalStateError while the instance runs; StateLockedError if another process uses
@@ -406,9 +406,9 @@ class KafkaStreams(InteractiveQueries, Telling):
             raise self.error
 
     def close(self, timeout: float = 60.0, leave_group: bool | None = None) -> bool:
-        """Stop the instance: migrate the tasks, finish the batches in flight, commit, leave the
-        group and release the state folder. Returns False if that took more than ``timeout``
-        seconds; it then continues in the background.
+        """Stop the instance: finish the batches in flight, commit and release the state folder; a
+        dynamic member also migrates its tasks and leaves the group. Returns False if that takes
+        more than ``timeout`` seconds; it then continues in the background.
 
         ``leave_group`` None: a dynamic member drains and leaves; a static one
         (``group.instance.id``) stays in the group without a heartbeat. True: any member drains and
@@ -556,7 +556,7 @@ class KafkaStreams(InteractiveQueries, Telling):
     @property
     def query_address(self) -> str | None:
         """``application.server``: the ``host:port`` at which ``query.listen`` or your own service
-        answers queries for this instance; None if there is none, or not yet."""
+        answers queries for this instance; None if there is none or it has not started."""
         return self.config.application_server or None
 
     def _release(self, directory: StateDirectory, clean: bool) -> None:

@@ -37,7 +37,7 @@ def precision_of(rsd: float) -> int:
 @dataclass(frozen=True, kw_only=True)
 class Aggregator:
     """One aggregate of a group, as ``agg.count()`` and the other functions make it. ``column`` is a
-    pyspark Column or a column name such as ``value.amount``; ``by`` is another, for the order.
+    pyspark Column or a column name such as ``value.amount``; ``by`` orders the values.
 
     Once the DSL has lowered it, ``column`` and ``by`` are names of fields of the operator's input
     struct (``a0``, ``b0``). ``limit``: the most values of a list; None: the result is one value.
@@ -95,7 +95,7 @@ def count(column: Any = None) -> Aggregator:
 @fitting("agg.sum('value.amount')")
 def sum(column: Any) -> Aggregator:  # noqa: A001 (the field's word; used as `agg.sum`)
     """Adds the values: ``int64`` for integers, ``double`` for floats, a decimal with 10 more digits
-    for decimals."""
+    (at most 38) for decimals."""
     return Aggregator(kind="sum", column=column)
 
 
@@ -119,8 +119,8 @@ def avg(column: Any) -> Aggregator:
 
 @fitting("agg.first('value.amount')")
 def first(column: Any) -> Aggregator:
-    """The value in the first processed record, null or not; in merged sessions, of the earliest
-    one."""
+    """The value in the first processed record, null or not. If sessions merge, the earliest
+    session's value stays."""
     return Aggregator(kind="first", column=column)
 
 
@@ -134,8 +134,8 @@ def last(column: Any) -> Aggregator:
 def collect_list(column: Any, limit: int = 10_000, when_full: str = "fail") -> Aggregator:
     """The non-null values as a list, in processing order. After sessions merge, those of the
     earliest session are first. ``limit``: the most values per key (and window). ``when_full``: with
-    ``"fail"`` a record beyond the limit is a bad record (a `RecordError`, or skipped as its
-    exception handler decides); ``"keep_first"`` skips later values, ``"keep_last"`` removes the
+    ``"fail"`` a record beyond the limit is a bad record (a `RecordError`, unless the exception
+    handler skips the record); ``"keep_first"`` skips later values, ``"keep_last"`` removes the
     earliest.
     """
     return Aggregator(kind="collect_list", column=column, limit=limit, when_full=when_full)
@@ -150,23 +150,24 @@ def collect_set(column: Any, limit: int = 10_000, when_full: str = "fail") -> Ag
 
 @fitting("agg.min_by('value.item', 'value.amount')")
 def min_by(column: Any, by: Any, k: int | None = None) -> Aggregator:
-    """The value of ``column`` where ``by`` is smallest; of equal ones the last processed, as in
-    Spark. Records with a null ``by`` are skipped. With ``k``: a list of ``k`` values, as
-    `top_n`."""
+    """The value of ``column`` where ``by`` is smallest; of equal ``by`` the last processed, as in
+    Spark. Records with a null ``by`` are skipped. With ``k``: the list of `top_n` with
+    ``largest=False``."""
     return Aggregator(kind="min_by", column=column, by=by, limit=k, largest=False)
 
 
 @fitting("agg.max_by('value.item', 'value.amount')")
 def max_by(column: Any, by: Any, k: int | None = None) -> Aggregator:
-    """As `min_by`, for the largest ``by``."""
+    """As `min_by`, for the largest ``by``; with ``k``: the list of `top_n`."""
     return Aggregator(kind="max_by", column=column, by=by, limit=k)
 
 
 @fitting("agg.top_n('value.item', 3, by='value.amount')")
 def top_n(column: Any, n: int, by: Any = None, largest: bool = True) -> Aggregator:
-    """A list of the ``n`` values of ``column`` with the largest ``by`` (default: ``column``
-    itself), largest first; with ``largest=False`` the smallest, smallest first. Of equal ones the
-    first processed is first, and is kept if not all fit."""
+    """A list of up to ``n`` values of ``column``: those with the largest ``by`` (default:
+    ``column`` itself), largest first; with ``largest=False`` the smallest, smallest first. Of
+    records with equal ``by``, the first processed is first. Records with a null ``by`` are
+    skipped."""
     return Aggregator(kind="top_n", column=column, by=by, limit=n, largest=largest)
 
 

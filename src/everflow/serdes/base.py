@@ -31,7 +31,7 @@ def of_a_registry(data: bytes) -> str | None:
 
 
 class SerdeError(EverflowError, code="EF-SERDE"):
-    """A value cannot be written, or bytes cannot be read.
+    """Raised for a value that cannot be written, or bytes that cannot be read.
 
     Attributes:
         index: row of the first bad value in the array; None for a scalar.

@@ -79,9 +79,9 @@ _TOKEN = re.compile(
 
 
 def arrow_type(schema: Any) -> pa.DataType:
-    """Returns the Arrow type of ``schema``; several fields, or one ``name type`` pair, make a
-    struct. Raises SerdeError, which quotes the text and the place where reading stopped, or names
-    the field that no serde writes."""
+    """Returns the Arrow type of ``schema``: Spark DDL text, a StructType or an Arrow type. In DDL
+    text, several fields, or one ``name type`` pair, make a struct. Raises SerdeError for text that
+    cannot be read (and quotes the place), or for a field that no serde can write."""
     if isinstance(schema, pa.DataType):
         return storable(schema)
     if isinstance(schema, pa.Schema):

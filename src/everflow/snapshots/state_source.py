@@ -179,8 +179,8 @@ class EverflowStateSource(DataSource):
         return self._reader.spark_schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of the offsets that `schema` found. Raises ConfigError if `schema` is not the
-        store's."""
+        """Returns the reader of the offsets that `schema()` found. Raises ConfigError if the
+        argument differs from what `schema()` returns."""
         if schema != self._reader.spark_schema:
             raise ConfigError(
                 "The columns are the store's: leave .schema(...) out, and select behind load()."

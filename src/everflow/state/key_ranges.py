@@ -130,14 +130,14 @@ class StoreReads:
     _keys: Serde
 
     def all(self) -> Iterator[tuple[Any, Any]]:
-        """Key and value of every entry, in the order of the store's bytes: the key's bytes, then
-        the times of a window or session. Entries of one key are thus in order of time. If one key's
-        bytes are a prefix of another's (``b`` and ``b\\0``), their entries may be mixed, as in
-        Kafka Streams. A query returns one partition after the other."""
+        """Returns key and value of every entry, in the order of the store's bytes: the key's bytes,
+        then the times of a window or session. Entries of one key are thus in time order. If one
+        key's bytes are a prefix of another's (``b`` and ``b\\0``), their entries may be mixed, as
+        in Kafka Streams. A query returns one partition after the other."""
         return self._scan(None, None)
 
     def reverse_all(self) -> Iterator[tuple[Any, Any]]:
-        """`all` in reverse order (a query: within each partition)."""
+        """As `all`, in reverse order (a query: within each partition)."""
         return self._scan(None, None, reverse=True)
 
     def _key(self, key: Any) -> bytes:
@@ -174,8 +174,8 @@ class KeyReads(StoreReads):
     """Of a key-value store."""
 
     def range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
-        """``(key, value)`` of the keys ``first <= key <= last`` (as bytes); None leaves a side
-        open."""
+        """Returns ``(key, value)`` of the keys ``first <= key <= last`` (as bytes); None leaves a
+        side open."""
         return self._scan(*self._bounds(first, last))
 
     def reverse_range(
@@ -187,8 +187,8 @@ class KeyReads(StoreReads):
         return self._scan(*self._bounds(first, last), reverse=True)
 
     def prefix_scan(self, prefix: Any) -> Iterator[tuple[Any, Any]]:
-        """``(key, value)`` of the keys whose bytes begin with ``prefix``: bytes, or a value that
-        the key's serde encodes (text for text keys)."""
+        """Returns ``(key, value)`` of the keys whose bytes begin with ``prefix``: bytes, or a value
+        that the key's serde encodes (text for text keys)."""
         start = bytes(prefix) if isinstance(prefix, bytes | bytearray) else self._key(prefix)
         return self._scan(start, after_prefix(start))
 
@@ -232,7 +232,8 @@ class WindowReads(TimedReads):
     def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Found]: ...
 
     def fetch(self, key: Any, time_from: int, time_to: int | None = None) -> Any:
-        """The windows of one key, in order of time. With one time: as `fetch_window`."""
+        """Returns the windows of one key that start from ``time_from`` to ``time_to``, in time
+        order. With one time: as `fetch_window`."""
         if time_to is None:
             return self.fetch_window(key, time_from)
         return self._of(key, time_from, time_to)
@@ -242,8 +243,8 @@ class WindowReads(TimedReads):
         return self._of(key, time_from, time_to, reverse=True)
 
     def fetch_all(self, time_from: int, time_to: int) -> Iterator[Found]:
-        """Windows of all keys that start in an interval, in the order of `all`. Scans the whole
-        store."""
+        """Returns the windows of all keys that start from ``time_from`` to ``time_to``, in the
+        order of `all`. Scans the whole store."""
         return self._between(None, None, time_from, time_to)
 
     def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[Found]:
@@ -279,7 +280,7 @@ class SessionReads(TimedReads):
     _of_keys = staticmethod(sessions_between)
 
     def fetch(self, key: Any) -> Iterator[Found]:
-        """All sessions of one key, in the order of their ends."""
+        """Returns all sessions of one key, in the order of their ends."""
         return self._of(key, 0, TIME_MAX)
 
     def backward_fetch(self, key: Any) -> Iterator[Found]:
@@ -292,7 +293,7 @@ class SessionReads(TimedReads):
         earliest_end: int,
         latest_start: int,
     ) -> Iterator[Found]:
-        """The sessions of one key that end at ``earliest_end`` or later and start at
+        """Returns the sessions of one key that end at ``earliest_end`` or later and start at
         ``latest_start`` or earlier, in the order of their ends."""
         return self._of(key, earliest_end, latest_start)
 

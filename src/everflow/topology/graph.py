@@ -23,8 +23,8 @@ from everflow.state.store import StoreSpec, StoreView
 
 
 class RecordContext(NamedTuple):
-    """Topic, partition and offset of a source's record, its time in Kafka (ms) and its headers in
-    order."""
+    """What a function for ``timestamp=`` may receive of a record: topic, partition, offset, time in
+    Kafka (ms) and ordered headers."""
 
     topic: str
     partition: int
@@ -35,7 +35,7 @@ class RecordContext(NamedTuple):
 
 @dataclass(frozen=True)
 class TimestampExtractor:
-    """Sets the time of each record of a source, before a task's inputs are merged by time."""
+    """Sets the times of a source's records, before a task's partitions are merged by time."""
 
     @property
     def remembers(self) -> bool:
@@ -45,28 +45,28 @@ class TimestampExtractor:
 
 
 class FailOnInvalidTimestamp(TimestampExtractor):
-    """Uses the record's time in Kafka. A negative one stops the instance. The default."""
+    """Uses the record's time in Kafka. A negative time stops the instance. This is the default."""
 
 
 class LogAndSkipOnInvalidTimestamp(TimestampExtractor):
-    """Uses the record's time in Kafka. A record with a negative one is dropped, counted
+    """Uses the record's time in Kafka. A record with a negative time is dropped, counted
     (``negative-timestamp``) and logged."""
 
 
 class UsePartitionTimeOnInvalidTimestamp(TimestampExtractor):
-    """Uses the record's time in Kafka, or instead of a negative one the highest time of the
-    partition so far. Before the partition has a time, a record with a negative one is a bad record
+    """Uses the record's time in Kafka, or, if that is negative, the highest time of the partition
+    so far. If the partition has no time yet, a record with a negative time is a bad record
     (`RecordError`)."""
 
     @property
     def remembers(self) -> bool:
-        """True: a record with a negative time has the time of its partition."""
+        """True: a record with a negative time gets the time of its partition."""
         return True
 
 
 class WallclockTimestampExtractor(TimestampExtractor):
-    """Uses the time at which the record's micro-batch was planned: the same for all its records,
-    also when the batch runs again after a failure."""
+    """Uses the time at which the record's micro-batch was planned: all records of a micro-batch
+    have the same time, also if it runs again after a failure."""
 
 
 @dataclass(frozen=True)

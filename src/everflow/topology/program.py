@@ -22,7 +22,7 @@ from everflow.user_program import user_line
 
 @dataclass(frozen=True, repr=False)
 class Topology(Graph, Telling):
-    """A frozen program, as `StreamsBuilder.build` returns it. ``nodes``: inputs first."""
+    """A frozen program, as `StreamsBuilder.build` returns it. ``nodes``: each after its inputs."""
 
     def describe(self) -> str:
         """Returns the topology in Kafka Streams' text format. Review it before an upgrade."""
@@ -30,9 +30,9 @@ class Topology(Graph, Telling):
 
     def describe_physical(self) -> str:
         """Returns each node's execution path, by sub-topology, with the line of the program:
-        ``Arrow`` (in columns), ``Catalyst`` (Spark's own code), ``Python`` (a function, record by
-        record). For a Spark that everflow supports; ``everflow describe --physical`` uses the
-        installed one."""
+        ``Arrow`` (in columns), ``Catalyst`` (code that Spark generates), ``Python`` (a function,
+        record by record). It assumes a Spark version that everflow supports; ``everflow describe
+        --physical`` looks at the installed one."""
         index_of = cut(self).index_of
         return physical_text(plan(self, index_of, ""), index_of)
 

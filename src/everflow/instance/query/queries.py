@@ -507,8 +507,8 @@ class InteractiveQueries:
     def query_metadata_for_key(
         self, store: str, key: Any, partitioner: Partitioner | None = None
     ) -> KeyQueryMetadata:
-        """The instances that have ``key`` of a store, as of the last rebalance, and the present lag
-        of this instance's replica. For window and session stores pass the key without its window.
+        """The instances that have the partition of ``key`` in a store, as of the last rebalance,
+        and the present lag of this instance's replica. Pass a key without its window.
 
         Raises StoreNotFoundError, SerdeError (a key of another type).
         """
@@ -518,8 +518,8 @@ class InteractiveQueries:
         return replace(queries.place(site, partition), lag=queries.lag_here(site, partition))
 
     def streams_metadata_for_store(self, store: str) -> tuple[StreamsMetadata, ...]:
-        """All instances with an active or standby replica of a store, sorted by
-        ``application.server``; empty while unknown."""
+        """All instances with an ``application.server`` and an active or standby replica of a store,
+        sorted by that address; empty while unknown."""
         return self._asked().streams_metadata(store)
 
     def metadata_for_all_streams_clients(self) -> tuple[StreamsMetadata, ...]:

@@ -654,8 +654,9 @@ def _touched(tasks: Mapping[TaskId, ActiveTask], result: BatchResult) -> list[Ac
 
 
 class StreamThreadExceptionResponse(enum.Enum):
-    """What an uncaught exception handler returns: REPLACE_THREAD (a new thread continues with the
-    tasks), SHUTDOWN_CLIENT (this instance stops) or SHUTDOWN_APPLICATION (all instances stop)."""
+    """What an uncaught exception handler returns: REPLACE_THREAD (a new thread continues, if the
+    error may pass), SHUTDOWN_CLIENT (this instance stops) or SHUTDOWN_APPLICATION (all instances
+    stop)."""
 
     REPLACE_THREAD = "REPLACE_THREAD"
     SHUTDOWN_CLIENT = "SHUTDOWN_CLIENT"

@@ -143,7 +143,7 @@ class ProcessorContext(Telling):
 
     @property
     def wall_clock_time(self) -> int:
-        """The machine's clock (epoch ms) when the micro-batch started."""
+        """The machine's clock (epoch ms) when the micro-batch was planned."""
         return self._place.around.wall_clock_ms
 
     @property
@@ -153,8 +153,9 @@ class ProcessorContext(Telling):
 
     def store(self, name: str) -> Any:
         """The task's part of a store, for reads and writes: a `KeyValueStore`, `VersionedStore`,
-        `WindowStore` or `SessionStore`. A table's store is read-only, and a global table contains
-        all rows. Raises KeyError for a store that ``process(..., stores=[...])`` does not name."""
+        `WindowStore` or `SessionStore`. A table's store is read-only, and that of a global table
+        has all rows. Raises KeyError for a store that ``process(..., stores=[...])`` does not
+        name."""
         if name not in self._stores:
             raise KeyError(
                 f"the processor has no store {name!r}; it has {sorted(self._stores) or 'none'}: "
@@ -165,8 +166,8 @@ class ProcessorContext(Telling):
 
     def forward(self, record: Record, child: str | None = None) -> None:
         """Emits a record to every stream after the processor, or only to the ``child`` that
-        ``process(..., children=[...])`` names. Raises ValueError for an unknown child or a negative
-        time, and TypeError if ``record`` is no `Record`."""
+        ``process(..., children=[...])`` names. Raises ValueError for an unknown child, a negative
+        time or, in ``process_values``, another key, and TypeError if ``record`` is no `Record`."""
         if self._transforms:
             raise ValueError(
                 "a value transformer returns the new value, and forwards nothing; what makes other "
@@ -268,7 +269,7 @@ class Processor(ABC):
 
     @abstractmethod
     def process(self, record: Record) -> None:
-        """Called for every record, including null keys and values, in the order of the task."""
+        """Called for every record, including null keys and values, in processing order."""
 
     def close(self) -> None:  # noqa: B027  # few need it
         """Called after the last record of the micro-batch."""
@@ -282,8 +283,9 @@ class BatchProcessor(Processor):
 
     @abstractmethod
     def process_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | pa.Table | None:
-        """Receives ``key, value, timestamp (int64, ms), headers`` in processing order. Returns
-        results, with ``key`` and ``value`` in the types of ``returns=``, or None for no results.
+        """Receives the columns ``key``, ``value``, ``timestamp`` (ms), ``headers``, in processing
+        order. Returns results, with ``key`` and ``value`` in the types of ``returns=``, or None for
+        no results.
 
         A result belongs to the input row that its column ``row`` (int64) names, and has the row's
         time and headers unless ``timestamp`` or ``headers`` are returned. Without ``row``, the n-th
@@ -294,7 +296,7 @@ class BatchProcessor(Processor):
 
 class ValueTransformer(Processor):
     """Computes a new value for each update of a table: ``table.transform_values(...)``. Stores and
-    punctuators work as in a `Processor`, but it cannot forward."""
+    punctuators work as in a `Processor`, but a transformer cannot forward."""
 
     def process(self, record: Record) -> None:
         """Not called: `transform` receives the updates."""

@@ -209,7 +209,7 @@ class _Store(_Named, StoreReads):
 
 class KeyValueStore(KeyReads, _Store):
     """A store with a value per key. A written value has the time of the current record, or of the
-    punctuator's call. A range does not see later writes. Use it on the thread of its task."""
+    punctuator's call. A range does not see later writes. Use the store on its task's thread."""
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Returns the value of ``key``, or ``default`` if there is none."""
@@ -253,9 +253,9 @@ class KeyValueStore(KeyReads, _Store):
 
 
 class WindowStore(WindowReads, _Store):
-    """A store with a value per key and window start. Windows older than the store's retention (by
-    stream time) are neither returned nor written. Times are window *starts* in ms, both ends
-    included; keys of results are `Windowed`. Use it on the thread of its task."""
+    """A store with a value per key and window start. Windows that started ``retention`` or longer
+    before stream time are neither returned nor written. Times are window *starts* in ms, both ends
+    included; keys of results are `Windowed`. Use the store on its task's thread."""
 
     def put(self, key: Any, value: Any, window_start: int) -> None:
         """Sets the value of the window that starts at ``window_start``; None deletes it."""
@@ -272,10 +272,10 @@ class WindowStore(WindowReads, _Store):
 
 
 class SessionStore(SessionReads, _Store):
-    """A store with a value per session: a key with start and end. Sessions that ended more than the
-    store's retention before stream time are neither returned nor written. ``find_sessions`` and its
+    """A store with a value per session: a key with start and end. Sessions that ended ``retention``
+    or longer before stream time are neither returned nor written. ``find_sessions`` and its
     variants return the sessions that end at ``earliest_end`` or later and start at ``latest_start``
-    or earlier. Use it on the thread of its task."""
+    or earlier. Use the store on its task's thread."""
 
     def put(self, session: Windowed, value: Any) -> None:
         """Sets the value of a session; None deletes it."""
@@ -403,7 +403,7 @@ class VersionEntries:
 class VersionedStore(_Named):
     """A store of versions of each key's value: those within the version retention (counted from the
     highest time of a put), and the latest. Times in ms. ``get`` returns a `VersionedRecord`, as in
-    Kafka Streams; in a query it returns the latest value only. Use it on the thread of its task."""
+    Kafka Streams; in a query, the latest value only. Use the store on its task's thread."""
 
     VALID_TO_UNDEFINED = -1
     """`put` returns it for a version that is the latest."""
@@ -417,7 +417,7 @@ class VersionedStore(_Named):
     def put(self, key: Any, value: Any, timestamp: int) -> int:
         """Adds a version that is valid from ``timestamp``; None deletes the key from then on.
         Returns the end of the version: the time of the next version, `VALID_TO_UNDEFINED` for the
-        latest, or `NOT_PUT` if it is older than the version retention."""
+        latest, or `NOT_PUT` if the version is older than the version retention."""
         end = self._entries.put(self._key(key), self._values.encode(value), timestamp)
         if end is None:
             return self.NOT_PUT
@@ -431,8 +431,8 @@ class VersionedStore(_Named):
 
     def get(self, key: Any, as_of: int | None = None) -> VersionedRecord | None:
         """Returns the latest version of ``key``, or the one that was valid at ``as_of``. Returns
-        None if there was no value then, or if ``as_of`` is older than the version retention and the
-        latest version is not that old."""
+        None if there was no value then, or if ``as_of`` lies before the version retention and the
+        version of that time is not the latest."""
         history_ms = self._spec.retention_ms or 0
         time = OPEN - 1 if as_of is None else as_of
         return record_as_of(
