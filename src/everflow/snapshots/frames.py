@@ -37,7 +37,8 @@ def read_state(
     folder: str | Path | None = None,
     **settings: Any,
 ) -> DataFrame:
-    """The content of a store at a point of its changelog, as a DataFrame; no instance needs to run.
+    """The content of a store as a DataFrame, read from the changelog up to ``at``: a time or
+    offsets, by default the end. No instance needs to run.
 
         read_state(builder.build(), "counts", "2026-11-21T21:00:00Z", application_id="shop",
         bootstrap_servers="localhost:9092")
@@ -76,7 +77,8 @@ def diff_state(
     folder: str | Path | None = None,
     **settings: Any,
 ) -> DataFrame:
-    """The keys of a store whose values differ between two points of its changelog, as a DataFrame.
+    """The keys of a store whose values differ between two points (times or offsets) of its
+    changelog, as a DataFrame. No instance needs to run.
 
     Columns: the key's columns as in `read_state`, ``change`` ("added", "changed", "removed", or
     "expired" for windows whose retention is over), ``old_value``, ``new_value``,

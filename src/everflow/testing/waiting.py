@@ -22,7 +22,8 @@ def wait_until(
     what: str,
     history: Iterable[object] | Callable[[], Iterable[object]] | None = None,
 ) -> T:
-    """Poll ``condition`` until it returns a true value, and return that value.
+    """Call ``condition`` repeatedly until it returns a true value, and return that value. Raises
+    AssertionError after ``timeout_s`` seconds; ``what`` is a part of its message.
 
     Args:
         condition: called about every 20 ms on the calling thread, less often where it takes long,
@@ -31,7 +32,7 @@ def wait_until(
         what: the end of the sentence "waited 5 s for ...".
         history: what happened meanwhile, or a function that returns it.
 
-    Raises AssertionError with the last value and the last 30 items of the history.
+    The AssertionError has the last value and the last 30 items of the history.
     """
     deadline = time.monotonic() + timeout_s
     pause = Event()
