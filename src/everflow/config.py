@@ -315,7 +315,7 @@ class StreamsConfig:
         raise ConfigError(f"{dotted_name(name)} = {value!r} {problem}.{left_out}")
 
     def warnings(self) -> list[str]:
-        """A list with one sentence for each setting you gave that has no effect."""
+        """A list with one sentence for each of your settings that has no effect."""
         return [
             f"{dotted_name(name)} = {getattr(self, name)!r} has no effect yet: {instead}."
             for name, instead in WITHOUT_EFFECT.items()

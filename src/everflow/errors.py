@@ -56,7 +56,7 @@ class ConfigError(EverflowError, code="EF-CONFIG"):
 
 class StatePointError(ConfigError, code="EF-STATE-POINT"):
     """A store cannot be read at the requested point (a time or offsets): its changelog does not
-    have that point, or the text cannot be parsed. The message says which points there are."""
+    have that point, or the text cannot be parsed. The message says what is possible."""
 
 
 class NoChangelogError(EverflowError, code="EF-NO-CHANGELOG"):
@@ -288,8 +288,7 @@ class StoreLayoutError(_DetailedError, code="EF-STORE-LAYOUT"):
 
 
 class ProcessIdClashError(FatalError, code="EF-PROCESS-ID-CLASH"):
-    """Another member of the group has this instance's process id, usually because the state folder
-    was copied."""
+    """Another member of the group has the same process id: usually the state folder was copied."""
 
 
 class MissingSourceTopicError(FatalError, code="EF-MISSING-SOURCE-TOPIC"):
@@ -306,8 +305,7 @@ class ShutdownRequestedError(FatalError, code="EF-SHUTDOWN-REQUESTED"):
 
 class TaskTimeoutError(FatalError, code="EF-TASK-TIMEOUT"):
     """An operation did not succeed in its time, usually ``task.timeout.ms`` (KIP-572): a task made
-    no progress, an instance could not start, or no broker answered. The message has the last
-    failure.
+    no progress, or an instance could not start. The message contains the last failure.
 
     ``task``: the task that made no progress; None if the operation belongs to no task.
     """
@@ -331,7 +329,7 @@ class IllegalTransitionError(EverflowError, code="EF-ILLEGAL-TRANSITION"):
 
 class RetriableError(EverflowError, code="EF-RETRIABLE"):
     """A temporary failure (broker away, time-out). A running instance retries the operation until
-    ``task.timeout.ms`` is over; your own call may be repeated.
+    ``task.timeout.ms`` is over; repeat your own call.
 
     ``partitions``: partitions for which no broker answered; empty if unknown.
     """
@@ -366,9 +364,8 @@ class LogStartMovedError(RetriableError, code="EF-LOG-START-MOVED"):
 
 
 class OtherTopicError(RetriableError, code="EF-OTHER-TOPIC"):
-    """A partition's leader reports that the topic was deleted, and perhaps created again. Records
-    of that partition are no longer committed; the instance stops once the brokers confirm the
-    change.
+    """A partition's leader reports that the topic was deleted, and perhaps created again. Nothing
+    of that partition is committed any more; the instance stops once the brokers confirm it.
 
     ``partitions``: those of the deleted topic.
     """

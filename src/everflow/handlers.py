@@ -28,10 +28,10 @@ class Response(Enum):
     letter topic; ``RETRY`` runs its micro-batch again. A skipped record has no output and changes
     no store.
 
-    A skipped record is counted in ``dropped-records-total``. A dead letter is written to the topic
-    of ``errors.dead.letter.queue.topic.name`` in the transaction of its micro-batch; without such a
-    topic ``DEAD_LETTER`` is FAIL. ``RETRY`` ends with ``task.timeout.ms``. A punctuator's call that
-    is skipped is counted in the same metric, and never a dead letter, as it has no record.
+    A skipped record or punctuator's call is counted in ``dropped-records-total``. A dead letter is
+    written to the topic of ``errors.dead.letter.queue.topic.name`` in the transaction of its
+    micro-batch; without such a topic ``DEAD_LETTER`` is FAIL. ``RETRY`` ends with
+    ``task.timeout.ms``. A punctuator's call has no record, so it is never a dead letter.
     """
 
     FAIL = "fail"
@@ -68,7 +68,7 @@ class ErrorHandlerContext:
 
     @property
     def subject(self) -> str:
-        """A text for logs: the record's topic, partition and offset; or a call's time and node."""
+        """A text for logs: topic, partition and offset of the record; time and node of the call."""
         if self.topic is not None:
             return f"record {self.topic}-{self.partition}@{self.offset}"
         return f"the clock's call at {self.timestamp} ms in node {self.processor_node_id}"
@@ -96,7 +96,7 @@ def is_outage(error: BaseException) -> bool:
 @dataclass(frozen=True)
 class RetryOutages:
     """A handler that returns RETRY if a service does not answer (a connection error or time-out) or
-    answers with HTTP 401, 403, 407, 408, 425, 429 or 5xx. Other errors are for ``otherwise``."""
+    answers with HTTP 401, 403, 407, 408, 425, 429 or 5xx; else calls ``otherwise``."""
 
     otherwise: ExceptionHandler
 

@@ -1,4 +1,4 @@
-"""Names of metrics: Kafka Streams' name if it has the metric. Also the registry of their values."""
+"""Names of metrics: Kafka Streams' name if it has the metric."""
 
 from __future__ import annotations
 

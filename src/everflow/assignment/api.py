@@ -81,8 +81,8 @@ class KafkaStreamsState:
 
 @dataclass(frozen=True)
 class ApplicationState:
-    """Input of an assignor. ``lags_known`` is False if end offsets could not be read; then lags are
-    too small."""
+    """Input of an assignor. ``lags_known`` is False if end offsets could not be read; then a lag of
+    0 does not mean that a replica has caught up."""
 
     states: Mapping[str, KafkaStreamsState]
     tasks: Mapping[TaskId, TaskInfo]
@@ -301,8 +301,8 @@ def default_standby_assignment(
 def optimize_rack_aware_active_tasks(
     state: ApplicationState, assignment: TaskAssignment, tasks: Iterable[TaskId]
 ) -> TaskAssignment:
-    """``assignment`` with the active ones of ``tasks`` exchanged between processes for less traffic
-    between racks (KIP-925); each process keeps its number of active tasks."""
+    """``assignment`` with the active tasks in ``tasks`` exchanged between processes for less
+    traffic between racks (KIP-925); each process keeps its number of active tasks."""
     cluster = state.cluster
     owners = _by_task(cluster, assignment)
     active = {

@@ -328,8 +328,8 @@ class QueryClient:
     def versions(
         self, store: str, key: Any, time_from: int | None = None, time_to: int | None = None
     ) -> list[dict[str, Any]]:
-        """The versions of a key that were valid from ``time_from`` to ``time_to`` (ms; None: no
-        bound), in order of time: dicts with ``value``, ``timestamp`` and ``valid_to``."""
+        """The versions of a key that were valid from ``time_from`` to ``time_to`` (ms), in order of
+        time: dicts with ``value``, ``timestamp`` and ``valid_to``."""
         path = f"/stores/{_quoted(store)}/versions/{self._key(store, key)}"
         found: list[dict[str, Any]] = []
         while True:
@@ -358,8 +358,8 @@ class QueryClient:
         stale: bool = False,
         max_lag: int | None = None,
     ) -> Iterator[tuple[Windowed, Any]]:
-        """Windows of a key that start from ``time_from`` to ``time_to`` (ms, both included; None:
-        no bound), in order of time; ``reverse``: the latest first."""
+        """Windows of a key that start from ``time_from`` to ``time_to`` (ms, both included), in
+        order of time."""
         asked = _asked(stale, max_lag, reverse=reverse, **_between(time_from, time_to))
         return map(
             _windowed,
@@ -399,8 +399,8 @@ class QueryClient:
         stale: bool = False,
         max_lag: int | None = None,
     ) -> Iterator[tuple[Windowed, Any]]:
-        """The sessions of a key that end at ``time_from`` or later and start at ``time_to`` or
-        earlier (ms; None: no bound), in order of their ends."""
+        """The sessions of a key that end at ``time_from`` (ms) or later and start at ``time_to`` or
+        earlier, in order of their ends."""
         asked = _asked(stale, max_lag, reverse=reverse, **_between(time_from, time_to))
         return map(
             _windowed,

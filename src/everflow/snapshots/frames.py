@@ -37,8 +37,7 @@ def read_state(
     folder: str | Path | None = None,
     **settings: Any,
 ) -> DataFrame:
-    """The content of a store as a DataFrame, read from the changelog up to ``at``: a time or
-    offsets, by default the end. No instance needs to run.
+    """The content of a store at a point (a time or offsets) of its changelog, as a DataFrame.
 
         read_state(builder.build(), "counts", "2026-11-21T21:00:00Z", application_id="shop",
         bootstrap_servers="localhost:9092")
@@ -59,7 +58,7 @@ def read_state(
         settings: of `KafkaStreams`, at least ``application_id`` and ``bootstrap_servers``.
 
     Values that compaction has removed are missing; a warning is logged if that may be so. Reads
-    committed records only. Blocks until all is read. Raises StoreNotFoundError; NoChangelogError;
+    committed records only; no instance needs to run. Blocks until all is read. Raises StoreNotFoundError; NoChangelogError;
     StatePointError for a point that the log does not have; SerdeError, with topic, partition and
     offset, for bytes that the serdes cannot decode; StateDiskError; TaskTimeoutError if no broker
     answers within 20 seconds, RetriableError if the brokers stop answering.
@@ -77,8 +76,7 @@ def diff_state(
     folder: str | Path | None = None,
     **settings: Any,
 ) -> DataFrame:
-    """The keys of a store whose values differ between two points (times or offsets) of its
-    changelog, as a DataFrame. No instance needs to run.
+    """The keys of a store whose values differ between two points of its changelog, as a DataFrame.
 
     Columns: the key's columns as in `read_state`, ``change`` ("added", "changed", "removed", or
     "expired" for windows whose retention is over), ``old_value``, ``new_value``,

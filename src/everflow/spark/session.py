@@ -316,7 +316,7 @@ def session(
     slots: int | None = None,
     conf: Mapping[str, object] | None = None,
 ) -> SparkSession:
-    """Returns this process's SparkSession. If no Spark runs, starts it with everflow's settings.
+    """Returns this process's SparkSession. If none runs, starts Spark with everflow's settings.
 
         spark = everflow.session("shop", slots=8, conf={"spark.driver.memory": "4g", "spark.jars":
         "own.jar"})

@@ -253,7 +253,7 @@ class EmbeddedBroker:
 
     @property
     def security_folder(self) -> Path:
-        """The folder with the certificates if ``security`` is set: ``ca.pem``, ``client.pem``."""
+        """The folder of a broker with ``security``: ``ca.pem`` and a client's ``client.pem``."""
         return self.data_folder / "security"
 
     @property
@@ -274,7 +274,7 @@ class EmbeddedBroker:
 
     @property
     def data_folder(self) -> Path:
-        """The folder with topics and log. A temporary one: raises SetupError before the start."""
+        """The folder with topics and log. Raises SetupError while no temporary one exists yet."""
         if self._folder is None:
             raise SetupError(
                 "the embedded broker has no data folder before start()", code="EF-BROKER"
@@ -615,7 +615,7 @@ class EmbeddedCluster:
     def move(self, topic: str, partition: int, brokers: Sequence[EmbeddedBroker]) -> None:
         """Move a partition's replicas to exactly ``brokers``, the preferred leader first, and wait
         until one of them leads and the replicas of all topics are in sync. Raises AssertionError if
-        the brokers refuse the move, or it takes longer than some minutes."""
+        the brokers refuse the move, or need more than three minutes for it."""
         wanted = [self._node(broker) for broker in brokers]
         tp = TopicPartition(topic, partition)
         refused = _answer(

@@ -35,8 +35,8 @@ class BrokerSecurity:
     authorizer: bool = False
 
     def settings(self, folder: Path, ports: Mapping[str, int]) -> dict[str, str]:
-        """The broker settings of these listeners; ``ports`` by listener name. Creates certificates
-        in ``folder`` unless it has them; SetupError without the package trustme."""
+        """Broker settings for the secure listeners; ``ports``: by listener name. Creates
+        certificates in ``folder`` unless it has some; SetupError without the package trustme."""
         _certificates(folder)
         plain = " ".join(f"user_{name}={json.dumps(word)}" for name, word in self.users.items())
         mechanisms = {

@@ -110,7 +110,7 @@ class MergedStore(InMemoryStore):
 
 
 class ValueAndTimestamp(NamedTuple):
-    """A value and its time in ms: of an aggregate the latest time of its records."""
+    """A value and its time (ms). The time of an aggregate is the highest time of its records."""
 
     value: Any
     timestamp: int
@@ -123,8 +123,8 @@ class _View(Telling):
     decode: Callable[[bytes], Any]
 
     def all(self) -> Iterator[tuple[Any, Any]]:
-        """Keys and values, ordered by the bytes of the keys. A key's windows are in order of their
-        starts, its sessions in order of their ends."""
+        """Keys and values, in the order of the stored bytes: the key, then the start of the window
+        or the end of the session."""
         return ((key, found.value) for key, found in self.all_with_timestamps())
 
     def all_with_timestamps(self) -> Iterator[tuple[Any, ValueAndTimestamp]]:
@@ -166,8 +166,8 @@ class VersionedView(KeyValueView):
     """Decoded read access to a versioned store; `get` and `all` show the latest versions."""
 
     def get_as_of(self, key: Any, as_of: int) -> VersionedRecord | None:
-        """The version of ``key`` that was valid at ``as_of`` (ms); None for a version that
-        `ReadOnlyVersionedStore.get_as_of` does not return, either."""
+        """The version of ``key`` that was valid at ``as_of`` (ms). None in the same cases as in
+        `ReadOnlyVersionedStore.get_as_of`."""
         encoded = self.spec.key_serde.encode(key)
         if encoded is None:
             return None

@@ -81,7 +81,7 @@ class InputTopic(Telling):
         partition: int | None = None,
     ) -> None:
         """Pipe one record and process it. ``timestamp``: ms, or a datetime (UTC if it has no zone;
-        ValueError for a fraction of a ms). ``partition``: instead of the partitioner's."""
+        ValueError for a fraction of a ms). ``partition``: replaces the partitioner's choice."""
         self._pipe([self._raw(key, value, timestamp, headers, partition)])
 
     def pipe_raw(

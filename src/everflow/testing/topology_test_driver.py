@@ -190,7 +190,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self.close()
 
     def close(self) -> None:
-        """Delete the driver's stores and output; Spark keeps running. May be called again."""
+        """Delete the driver's stores and output; Spark keeps running. Idempotent."""
         self._closed = True
         self._forget()
         self._columns.close()
@@ -297,8 +297,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
 
     def advance_wall_clock_time(self, by: timedelta | int) -> None:
         """Advance the driver's wall clock by ms or a timedelta. Global tables of DataFrames whose
-        refresh is due are loaded again, then wall-clock punctuators that are due are called. Of
-        stream times only those of idle sources with ``idle_advance`` change."""
+        refresh is due are loaded again, then wall-clock punctuators that are due are called. Stream
+        time does not change, except for idle sources with ``idle_advance``."""
         self._wall_clock_ms += exact_ms(by) if isinstance(by, timedelta) else by
         self._tables.load(self._wall_clock_ms)
         if self._plan.wall_clocks:

@@ -102,8 +102,8 @@ class KeyQueryMetadata:
 
 @dataclass(frozen=True)
 class StreamsMetadata:
-    """One instance's stores and input partitions as of the last rebalance: of its active tasks and,
-    with names in ``standby_``, of its standby tasks."""
+    """One instance's stores and input partitions as of the last rebalance: those of its active
+    tasks, and in the fields ``standby_...`` those of its standby tasks."""
 
     host: str
     store_names: frozenset[str] = frozenset()

@@ -197,11 +197,11 @@ class ReadOnlyStore(StoreReads):
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """The partitions that this instance can read now. Without any, queries raise an error."""
+        """The partitions that this instance can read now. If there are none, queries fail."""
         return tuple(self._reader.readable())
 
     def approximate_num_entries(self) -> int:
-        """Number of entries in `partitions`; expired windows count until they are removed."""
+        """Number of entries that can be read here; expired windows count until they are removed."""
         return sum(
             self._reader.read(partition, StoreSnapshot.entries) for partition in self._ready()
         )
