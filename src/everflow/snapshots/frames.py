@@ -37,7 +37,8 @@ def read_state(
     folder: str | Path | None = None,
     **settings: Any,
 ) -> DataFrame:
-    """The content of a store at a point (a time or offsets) of its changelog, as a DataFrame.
+    """The content of a store at a point of its changelog (a time or offsets), as a DataFrame. It is
+    read from the brokers: no instance needs to run.
 
         read_state(builder.build(), "counts", "2026-11-21T21:00:00Z", application_id="shop",
         bootstrap_servers="localhost:9092")
@@ -58,7 +59,7 @@ def read_state(
         settings: of `KafkaStreams`, at least ``application_id`` and ``bootstrap_servers``.
 
     Values that compaction has removed are missing; a warning is logged if that may be so. Reads
-    committed records only; no instance needs to run. Blocks until all is read. Raises StoreNotFoundError; NoChangelogError;
+    committed records only. Blocks until all is read. Raises StoreNotFoundError; NoChangelogError;
     StatePointError for a point that the log does not have; SerdeError, with topic, partition and
     offset, for bytes that the serdes cannot decode; StateDiskError; TaskTimeoutError if no broker
     answers within 20 seconds, RetriableError if the brokers stop answering.
