@@ -270,7 +270,7 @@ def _metrics() -> list[str]:
     }
     units = {everflow.metrics.CLIENT_STATE: "the state", **everflow.metrics.UNITS}
     return [
-        f"- `metrics.{name}`: `{value}`, {units.get(value, 'with labels: only at `/metrics`')}."
+        f"- `metrics.{name}`: `{value}`, {units.get(value, 'with labels: at `/metrics`')}."
         for name, value in named.items()
     ]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class EverflowError(Exception):
-    """Base of all errors raised by everflow.
+    """Base of everflow's own errors; a wrong argument may also raise a TypeError or ValueError.
 
     Attributes:
         code: stable identifier, kept over releases; safe to alert on.
@@ -47,8 +47,7 @@ def without_history(error: EverflowError) -> EverflowError:
 
 
 class SetupError(EverflowError, code="EF-SETUP"):
-    """The machine lacks something (Java, jars, a free port); the message has the command that
-    helps."""
+    """The machine lacks something (Java, jars, a free port); the message says what to do."""
 
 
 class ConfigError(EverflowError, code="EF-CONFIG"):
@@ -56,8 +55,8 @@ class ConfigError(EverflowError, code="EF-CONFIG"):
 
 
 class StatePointError(ConfigError, code="EF-STATE-POINT"):
-    """A store cannot be read at the requested point: its changelog does not have that point, not
-    yet or no longer. The message says which points it has."""
+    """A store cannot be read at the requested point (a time or offsets): its changelog does not
+    have that point, or the text cannot be parsed. The message says what is possible."""
 
 
 class NoChangelogError(EverflowError, code="EF-NO-CHANGELOG"):
@@ -65,8 +64,8 @@ class NoChangelogError(EverflowError, code="EF-NO-CHANGELOG"):
 
 
 class TopologyError(EverflowError, code="EF-TOPOLOGY"):
-    """The program is wrong. Raised while the topology is built; the message names the line of your
-    code.
+    """The program is wrong, or does not fit its topics. Raised while the topology is built, or at
+    the start; the message names the line of your code, if one is to blame.
 
     ``where`` is ``file:line`` of the call in the user's program, or None if unknown.
     """
@@ -158,17 +157,17 @@ class BufferFullError(FatalError, code="EF-SUPPRESS-FULL"):
 
 
 class StateLockedError(FatalError, code="EF-STATE-LOCKED"):
-    """Another process has locked the state folder."""
+    """Another instance, usually in another process, has locked the state folder."""
 
 
 class StateFormatError(FatalError, code="EF-STATE-FORMAT"):
-    """The state folder belongs to another application or has a newer format; it is left
-    untouched."""
+    """The state folder belongs to another application, has a newer format or is damaged; it was not
+    changed."""
 
 
 class StateDiskError(FatalError, code="EF-STATE-DISK"):
-    """The disk refused to write state (full, read-only, broken). No data is lost; see the
-    message."""
+    """The disk refused to write state (full, read-only, broken). Committed data is not lost: it is
+    in the changelogs."""
 
 
 class RecordError(FatalError, code="EF-RECORD"):
@@ -198,9 +197,9 @@ class RecordError(FatalError, code="EF-RECORD"):
 
 
 class RecordTimeError(FatalError, code="EF-RECORD-TIME"):
-    """A record's time is negative, and its source uses Kafka's timestamp (FailOnInvalidTimestamp);
-    or the time is beyond the year 294247, which Spark cannot store: a producer wrote micro- or
-    nanoseconds where Kafka expects milliseconds."""
+    """A record's time is negative, and the source's extractor neither replaces it nor skips the
+    record; or the time is beyond the year 294247, which Spark cannot store (usually a producer
+    wrote micro- or nanoseconds where Kafka expects milliseconds)."""
 
 
 class RecordTooLargeError(_DetailedError, code="EF-RECORD-TOO-LARGE"):
@@ -218,9 +217,9 @@ class RecordTooLargeError(_DetailedError, code="EF-RECORD-TOO-LARGE"):
 
 
 class RecordRefusedError(_DetailedError, code="EF-RECORD-REFUSED"):
-    """The broker refuses a record because of its content. A topic with ``cleanup.policy=compact``
-    accepts no record without a key; no topic accepts a record whose time is further ahead of the
-    broker's clock than ``message.timestamp.after.max.ms`` (an hour).
+    """The broker refuses a record: it has no key and the topic has ``cleanup.policy=compact``, or
+    its time is further ahead of the broker's clock than the topic's
+    ``message.timestamp.after.max.ms`` (by default an hour).
 
     Attributes: topics; records: key, value and time (ms) of those that were refused; untimely: for
     their times; place: as of `RecordTooLargeError`, of the first; others: the errors of the others.
@@ -239,9 +238,9 @@ class RecordRefusedError(_DetailedError, code="EF-RECORD-REFUSED"):
 
 
 class DamagedEntryError(_DetailedError, code="EF-DAMAGED-ENTRY"):
-    """An entry of a store cannot be decoded, neither on disk nor in the changelog: its bytes are
-    not what the store's serdes write. No record was skipped. The message says what to do. (If only
-    the disk is damaged, everflow rebuilds the store from its changelog.)
+    """An entry of a store cannot be decoded, and its changelog, if it has one, has the same bytes:
+    the store's serdes did not write them. No record was skipped. The message says what to do. If
+    only the disk is damaged, everflow rebuilds the store from its changelog instead.
 
     Attributes: store, task, key (its bytes; None where it is not known), changelog (the topic; the
     partition is the task's; None: it has none).
@@ -255,7 +254,8 @@ class DamagedEntryError(_DetailedError, code="EF-DAMAGED-ENTRY"):
 
 class ColumnError(FatalError, code="EF-COLUMN"):
     """A Column cannot be computed for a record (a cast, a division by zero, an overflow: Spark's
-    ANSI rules). The message names the record; the records before it were processed."""
+    ANSI rules). On an instance the message names the record (of several input topics, one record
+    each), and the records before it were processed."""
 
 
 class WorkerDiedError(FatalError, code="EF-WORKER-DIED"):
@@ -269,7 +269,7 @@ class BatchTimeoutError(FatalError, code="EF-BATCH-TIMEOUT"):
 
 
 class RepeatedFailureError(FatalError, code="EF-REPEATED-FAILURE"):
-    """A micro-batch failed in the same way three times, and the cause is not a temporary one."""
+    """A micro-batch failed in the same way three times, and the cause is not known to pass."""
 
 
 class IncompatibleTopologyError(_DetailedError, code="EF-INCOMPATIBLE-TOPOLOGY"):
@@ -280,15 +280,15 @@ class IncompatibleTopologyError(_DetailedError, code="EF-INCOMPATIBLE-TOPOLOGY")
 
 
 class StoreLayoutError(_DetailedError, code="EF-STORE-LAYOUT"):
-    """The values of a store were written by a program with other fields, types or aggregates; with
-    this program's types they would be read as wrong values. Nothing was read or changed.
+    """A store was written by a program with other types (of fields, aggregates, keys or windows);
+    this program would read wrong values from it. Nothing was read or changed.
     ``difference``: store, node, line, and the stored and the declared types."""
 
     difference: str = ""
 
 
 class ProcessIdClashError(FatalError, code="EF-PROCESS-ID-CLASH"):
-    """Another live instance has the same process id: the state folder was copied from it."""
+    """Another member of the group has the same process id: usually the state folder was copied."""
 
 
 class MissingSourceTopicError(FatalError, code="EF-MISSING-SOURCE-TOPIC"):
@@ -304,8 +304,8 @@ class ShutdownRequestedError(FatalError, code="EF-SHUTDOWN-REQUESTED"):
 
 
 class TaskTimeoutError(FatalError, code="EF-TASK-TIMEOUT"):
-    """An operation was retried until ``task.timeout.ms`` was over (KIP-572): a task made no
-    progress in that time, or an instance could not start. The message contains the last failure.
+    """An operation did not succeed in its time, usually ``task.timeout.ms`` (KIP-572): a task made
+    no progress, or an instance could not start. The message contains the last failure.
 
     ``task``: the task that made no progress; None if the operation belongs to no task.
     """
@@ -317,19 +317,19 @@ class TaskTimeoutError(FatalError, code="EF-TASK-TIMEOUT"):
 
 class TableLoadError(FatalError, code="EF-TABLE-LOAD"):
     """The rows of a `StreamsBuilder.global_table_from` could not be loaded when the instance
-    started; the cause is chained."""
+    started; the cause is the error's ``__cause__``."""
 
 
 class IllegalTransitionError(EverflowError, code="EF-ILLEGAL-TRANSITION"):
-    """A state machine was asked for a transition that it does not have: a bug in everflow."""
+    """A task or the instance was to change to a state that cannot follow: a bug in everflow."""
 
 
 # --- recoverable: the runtime reacts, the user sees a log line ------------------------------------
 
 
 class RetriableError(EverflowError, code="EF-RETRIABLE"):
-    """A temporary failure (broker away, time-out): the operation is retried for
-    ``task.timeout.ms``.
+    """A temporary failure (broker away, time-out). A running instance retries the operation until
+    ``task.timeout.ms`` is over; repeat your own call.
 
     ``partitions``: partitions for which no broker answered; empty if unknown.
     """
@@ -352,8 +352,8 @@ class GenerationChanged(RetriableError, code="EF-GENERATION-CHANGED"):
 
 
 class LogStartMovedError(RetriableError, code="EF-LOG-START-MOVED"):
-    """The requested records are before the start of the log (deleted or compacted away): the store
-    must be rebuilt (D5).
+    """The requested offset is no longer in the log (D5). If the log is a changelog, everflow
+    rebuilds the store; if it is an input, ``auto.offset.reset`` applies.
 
     ``partition``: the log, where a reader raises it.
     """
@@ -364,36 +364,36 @@ class LogStartMovedError(RetriableError, code="EF-LOG-START-MOVED"):
 
 
 class OtherTopicError(RetriableError, code="EF-OTHER-TOPIC"):
-    """The leader reports that a log's topic was deleted, and perhaps created again. Nothing of that
-    log is committed; the instance stops once the brokers confirm it.
+    """A partition's leader reports that the topic was deleted, and perhaps created again. Nothing
+    of that partition is committed any more; the instance stops once the brokers confirm it.
 
-    ``partitions``: the deleted logs.
+    ``partitions``: those of the deleted topic.
     """
 
 
 class OffsetsWentBackError(RetriableError, code="EF-OFFSETS-WENT-BACK"):
     """The group coordinator returns lower offsets than were committed; starting there would process
-    records twice. Passes once the coordinator has loaded the committed offsets again (note 064)."""
+    records twice. Tasks wait for the higher ones until ``task.timeout.ms`` is over (note 064)."""
 
 
 class LogTruncatedError(LogStartMovedError):
-    """The log no longer has the records that were read (unclean election, KIP-320): rebuild the
-    store."""
+    """The log no longer has records that were read before, because of an unclean leader election
+    (KIP-320). everflow acts as on the base class, LogStartMovedError."""
 
 
 class TaskMigratedError(EverflowError, code="EF-TASK-MIGRATED"):
     """This instance lost tasks (fenced, or removed from the group): everflow closes them without a
-    commit and rejoins."""
+    commit and joins the group again."""
 
 
 class UnknownOutcomeError(EverflowError, code="EF-UNKNOWN-OUTCOME"):
-    """A commit was sent but its response was lost: its outcome is unknown until the log has been
-    read (D6)."""
+    """A commit was sent but its response was lost: whether it succeeded is unknown until everflow
+    has read the committed offsets (D6)."""
 
 
 class StoreMismatchError(EverflowError, code="EF-STORE-MISMATCH"):
-    """A conditional store update found another owner or batch than expected, and wrote nothing
-    (D5)."""
+    """A store update expected another owner or another last batch of the store; nothing was
+    written (D5)."""
 
 
 # --- what a user can do when offsets and topics no longer belong together -------------------------

@@ -23,15 +23,15 @@ STAGES = (DESERIALIZATION, PROCESSING, PRODUCTION)
 
 
 class Response(Enum):
-    """What happens to a record that failed. A record that is skipped leaves nothing: no output, no
-    store change.
+    """What happens to a record that failed: ``FAIL`` raises the error, which by default stops the
+    instance; ``CONTINUE`` skips the record; ``DEAD_LETTER`` skips it and writes it to the dead
+    letter topic; ``RETRY`` runs its micro-batch again. A skipped record has no output and changes
+    no store.
 
-    ``FAIL``: the instance stops with the error. ``CONTINUE``: the record is skipped, and counted in
-    ``dropped-records-total``. ``DEAD_LETTER``: the record is skipped, and written to the topic of
-    ``errors.dead.letter.queue.topic.name`` in the transaction of its micro-batch; without such a
-    topic it is FAIL. ``RETRY``: the micro-batch is run again, until ``task.timeout.ms`` is over. A
-    punctuator's call that is skipped is counted in the same metric, and never a dead letter, as it
-    has no record.
+    A skipped record or punctuator's call is counted in ``dropped-records-total``. A dead letter is
+    written to the topic of ``errors.dead.letter.queue.topic.name`` in the transaction of its
+    micro-batch; without such a topic ``DEAD_LETTER`` is FAIL. ``RETRY`` ends with
+    ``task.timeout.ms``. A punctuator's call has no record, so it is never a dead letter.
     """
 
     FAIL = "fail"
@@ -68,15 +68,15 @@ class ErrorHandlerContext:
 
     @property
     def subject(self) -> str:
-        """A text for people that names the record's position, or the punctuator's call."""
+        """A text for logs: topic, partition and offset of the record; time and node of the call."""
         if self.topic is not None:
             return f"record {self.topic}-{self.partition}@{self.offset}"
         return f"the clock's call at {self.timestamp} ms in node {self.processor_node_id}"
 
 
 class ExceptionHandler(Protocol):
-    """A function ``(context, error)``, or a callable object, that returns a `Response`. It must be
-    picklable; each Python worker calls its own copy, on one thread."""
+    """A function ``(context, error)``, or a callable object, that returns a `Response`. It is
+    serialised for the Python workers: each worker calls its own copy, on one thread."""
 
     def __call__(self, context: ErrorHandlerContext, error: BaseException) -> Response:
         """Decides about a record, which may be passed again. An error raised here stops the
@@ -95,8 +95,8 @@ def is_outage(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class RetryOutages:
-    """A handler that returns RETRY for an outage (no answer, or HTTP 401, 403, 407, 408, 425, 429
-    or 5xx), and calls ``otherwise`` for every other error."""
+    """A handler that returns RETRY if a service does not answer (a connection error or time-out) or
+    answers with HTTP 401, 403, 407, 408, 425, 429 or 5xx; else calls ``otherwise``."""
 
     otherwise: ExceptionHandler
 

@@ -1,4 +1,4 @@
-"""Metric names, as in Kafka Streams if it has the metric, and the registry of their values."""
+"""Names of metrics: Kafka Streams' name if it has the metric."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ _KEPT = (
 
 
 class AssignmentError(Enum):
-    """Faults of an assignor's result. Only everflow has the last two: a task that no process has
-    would silently not be processed."""
+    """Faults of an assignor's result. Kafka Streams does not have the last two: a task is active on
+    no process (it would not be processed), or a ``followup_ms`` is out of range."""
 
     NONE = "none"
     ACTIVE_TASK_ASSIGNED_MULTIPLE_TIMES = "an active task is assigned more than once"
@@ -56,8 +56,8 @@ class AssignmentError(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaStreamsState:
-    """An instance as an assignor sees it. ``previous_standby``: the tasks with a replica on its
-    disk that are not active on it."""
+    """An instance as an assignor sees it. ``previous_standby``: the tasks that have a replica on
+    the instance's disk but are not active there."""
 
     process_id: str
     threads: int
@@ -81,8 +81,8 @@ class KafkaStreamsState:
 
 @dataclass(frozen=True)
 class ApplicationState:
-    """Input of an assignor. ``lags_known`` is False if end offsets could not be read; then all lags
-    are 0."""
+    """Input of an assignor. ``lags_known`` is False if end offsets could not be read; then a lag of
+    0 does not mean that a replica has caught up."""
 
     states: Mapping[str, KafkaStreamsState]
     tasks: Mapping[TaskId, TaskInfo]
@@ -93,8 +93,8 @@ class ApplicationState:
 
 @dataclass(frozen=True)
 class KafkaStreamsAssignment:
-    """Assignment of one process. ``followup_ms``: ms until the process requests another
-    rebalance."""
+    """Assignment of one process. ``followup_ms``: ms until the next rebalance is requested, None:
+    none is. The smallest value of all processes counts."""
 
     active: frozenset[TaskId] = frozenset()
     standby: frozenset[TaskId] = frozenset()
@@ -301,8 +301,8 @@ def default_standby_assignment(
 def optimize_rack_aware_active_tasks(
     state: ApplicationState, assignment: TaskAssignment, tasks: Iterable[TaskId]
 ) -> TaskAssignment:
-    """``assignment`` with these active tasks exchanged between processes for less traffic between
-    racks (KIP-925); each process keeps its number of tasks."""
+    """``assignment`` with the active tasks in ``tasks`` exchanged between processes for less
+    traffic between racks (KIP-925); each process keeps its number of active tasks."""
     cluster = state.cluster
     owners = _by_task(cluster, assignment)
     active = {

@@ -177,8 +177,8 @@ WRONG_KEY = "EF-SERDE"
 
 
 class StoreInfo(NamedTuple):
-    """A store of the application. ``key``: a description of its keys' serde; ``here``, ``copies``:
-    the partitions for which the answering instance has the active task, or a replica."""
+    """A store of the application. ``key``: a description of its keys' serde; ``here``: partitions
+    of which the answering instance has the active task; ``copies``: those of its replicas."""
 
     name: str
     kind: str
@@ -191,8 +191,8 @@ class StoreInfo(NamedTuple):
 
 
 class KeyOwner(NamedTuple):
-    """The instances that have a key: ``host:port`` of the active task and of the standbys, the
-    partition, and the lag (offsets) of the answering instance's replica (None: it has none)."""
+    """The instances that have a key's partition: ``host:port`` of the active task and the standbys,
+    the partition's number, and the lag (offsets) of the answering instance's replica, or None."""
 
     active: str | None
     standbys: tuple[str, ...]
@@ -246,7 +246,7 @@ class QueryClient:
         ]
 
     def owner(self, store: str, key: Any) -> KeyOwner:
-        """The instances that have a key, as a `KeyOwner`."""
+        """The instances that have a key's partition, as a `KeyOwner`."""
         found = self._ask(f"/stores/{_quoted(store)}/owner/{self._key(store, key)}")
         return KeyOwner(
             found["active"],
@@ -328,8 +328,8 @@ class QueryClient:
     def versions(
         self, store: str, key: Any, time_from: int | None = None, time_to: int | None = None
     ) -> list[dict[str, Any]]:
-        """The versions of a key in order of time, each with ``value``, ``timestamp`` and
-        ``valid_to``."""
+        """The versions of a key that were valid from ``time_from`` to ``time_to`` (ms), in order of
+        time: dicts with ``value``, ``timestamp`` and ``valid_to``."""
         path = f"/stores/{_quoted(store)}/versions/{self._key(store, key)}"
         found: list[dict[str, Any]] = []
         while True:
@@ -358,7 +358,8 @@ class QueryClient:
         stale: bool = False,
         max_lag: int | None = None,
     ) -> Iterator[tuple[Windowed, Any]]:
-        """Windows of a key that start between two times (ms, both included), in order of time."""
+        """Windows of a key that start from ``time_from`` to ``time_to`` (ms, both included), in
+        order of time."""
         asked = _asked(stale, max_lag, reverse=reverse, **_between(time_from, time_to))
         return map(
             _windowed,
@@ -381,7 +382,8 @@ class QueryClient:
         stale: bool = False,
         max_lag: int | None = None,
     ) -> Iterator[tuple[Windowed, Any]]:
-        """As `fetch`, over all instances: for all keys, or for keys from ``first`` to ``last``."""
+        """Windows of all keys, or of keys from ``first`` to ``last``, that start from ``time_from``
+        to ``time_to`` (ms): one partition after the other, ordered by key bytes within each."""
         asked = _asked(stale, max_lag, **_between(time_from, time_to))
         asked |= self._ends(store, first=first, last=last)
         return map(_windowed, self._everywhere(store, "windows", asked))
@@ -397,7 +399,8 @@ class QueryClient:
         stale: bool = False,
         max_lag: int | None = None,
     ) -> Iterator[tuple[Windowed, Any]]:
-        """The sessions of a key that overlap an interval of time (ms), in order of time."""
+        """The sessions of a key that end at ``time_from`` (ms) or later and start at ``time_to`` or
+        earlier, in order of their ends."""
         asked = _asked(stale, max_lag, reverse=reverse, **_between(time_from, time_to))
         return map(
             _windowed,

@@ -35,7 +35,7 @@ class ClientState(enum.Enum):
 
 
 class IllegalStateError(EverflowError):
-    """The instance's state does not allow this call; the message names the state that does."""
+    """The state of the instance or driver does not allow this call; the message says what to do."""
 
     code = "EF-ILLEGAL-STATE"
 

@@ -37,7 +37,8 @@ def read_state(
     folder: str | Path | None = None,
     **settings: Any,
 ) -> DataFrame:
-    """The content of a store at a point of its changelog, as a DataFrame; no instance needs to run.
+    """The content of a store at a point of its changelog (a time or offsets), as a DataFrame. It is
+    read from the brokers: no instance needs to run.
 
         read_state(builder.build(), "counts", "2026-11-21T21:00:00Z", application_id="shop",
         bootstrap_servers="localhost:9092")

@@ -15,20 +15,19 @@ class StoreKindError(EverflowError, AttributeError, code="EF-STORE-KIND"):
 
 
 class InvalidStateStoreError(EverflowError, code="EF-STATE-UNAVAILABLE"):
-    """The store cannot be read on this instance now (Kafka Streams' InvalidStateStoreException);
-    the subclass gives the reason.
-
-    Raised as such if the instance does not run.
+    """The store cannot be read on this instance now (Kafka Streams' InvalidStateStoreException). If
+    the instance does not run, or has no part of the store, this class itself is raised, otherwise
+    a subclass.
     """
 
 
 class StateMovingError(InvalidStateStoreError, code="EF-STATE-MOVING"):
-    """The store's task is being migrated or restored: the same query succeeds soon. Request the
-    metadata again, then retry."""
+    """The store's task is being migrated or restored. Retry shortly; request the key's metadata
+    again before, because another instance may have the key then."""
 
 
 class StateElsewhereError(InvalidStateStoreError, code="EF-STATE-ELSEWHERE"):
-    """The key or partition belongs to another instance.
+    """Another instance has the key's partition; ``host`` is that instance's address, if known.
 
     Attributes: partition; host: the owner's ``application.server``, None where it has none or is
     not known.

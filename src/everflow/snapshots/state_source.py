@@ -154,7 +154,7 @@ class EverflowStateSource(DataSource):
 
     @classmethod
     def of(cls, topology: Topology, **settings: Any) -> type[EverflowStateSource]:
-        """A source with the stores of ``topology``, which needs no option ``topology``.
+        """A source class for the stores of ``topology``; its reads need no option ``topology``.
 
             spark.dataSource.register(EverflowStateSource.of(builder.build(),
             application_id="shop", bootstrap_servers="localhost:9092"))
@@ -174,13 +174,13 @@ class EverflowStateSource(DataSource):
         return OfProgram
 
     def schema(self) -> StructType:
-        """The columns, from the store's serdes and kind. Asks the brokers for the offsets to
-        read."""
+        """The DataFrame's columns, from the store's serdes and kind. The first call also asks the
+        brokers which offsets to read."""
         return self._reader.spark_schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Returns the reader of the offsets that `schema()` found. Raises ConfigError if the
-        argument differs from what `schema()` returns."""
+        """Returns the reader of the offsets that the method `schema()` found. Raises ConfigError if
+        the argument differs from what `schema()` returns."""
         if schema != self._reader.spark_schema:
             raise ConfigError(
                 "The columns are the store's: leave .schema(...) out, and select behind load()."

@@ -316,8 +316,7 @@ def session(
     slots: int | None = None,
     conf: Mapping[str, object] | None = None,
 ) -> SparkSession:
-    """A SparkSession of your own in everflow's Spark application, which is started with everflow's
-    settings unless Spark runs already.
+    """Returns this process's SparkSession. If none runs, starts Spark with everflow's settings.
 
         spark = everflow.session("shop", slots=8, conf={"spark.driver.memory": "4g", "spark.jars":
         "own.jar"})

@@ -86,8 +86,7 @@ def new_cluster_id() -> str:
 
 
 class EmbeddedBroker:
-    """A single-node Kafka broker that starts within a few seconds and ends with the process that
-    started it.
+    """A single-node Kafka broker for tests, which ends with the process that started it.
 
     ::
 
@@ -202,7 +201,7 @@ class EmbeddedBroker:
             yield file.fileno()
 
     def stop(self) -> None:
-        """Shut the broker down (SIGTERM; by force after 20 s); data and ports are kept."""
+        """Shut the broker down (SIGTERM, after 20 s SIGKILL); data and ports are kept."""
         self._end("TERM", _STOP_TIMEOUT_S)
 
     def kill(self) -> None:
@@ -223,8 +222,8 @@ class EmbeddedBroker:
         self._say("CONT")
 
     def close(self) -> None:
-        """Stop the broker. With a temporary data folder it is killed (SIGKILL) and the folder
-        deleted."""
+        """Stop the broker. A broker with a temporary data folder is killed (SIGKILL), and its
+        folder is deleted."""
         if self._keep_data:
             self.stop()
         else:
@@ -254,12 +253,13 @@ class EmbeddedBroker:
 
     @property
     def security_folder(self) -> Path:
-        """The folder with a secure broker's ``ca.pem`` and a client's ``client.pem``."""
+        """The folder of a broker with ``security``: ``ca.pem`` and a client's ``client.pem``."""
         return self.data_folder / "security"
 
     @property
     def inside_servers(self) -> str:
-        """``host:port`` without security, with all rights. Raises SetupError before the start."""
+        """``host:port`` without TLS and password; clients have all rights. Raises SetupError before
+        the start."""
         return self._address(INSIDE)
 
     def _address(self, door: str) -> str:
@@ -274,7 +274,7 @@ class EmbeddedBroker:
 
     @property
     def data_folder(self) -> Path:
-        """The folder with topics and log. Raises SetupError before the start."""
+        """The folder with topics and log. Raises SetupError while no temporary one exists yet."""
         if self._folder is None:
             raise SetupError(
                 "the embedded broker has no data folder before start()", code="EF-BROKER"
@@ -295,8 +295,8 @@ class EmbeddedBroker:
         timeout_s: float = 30.0,
     ) -> None:
         """Create a topic and wait until every partition has a leader. Raises FatalError if the
-        broker refuses the topic, RetriableError if no broker answers, TimeoutError if a partition
-        has no leader in time."""
+        broker refuses the topic, RetriableError if the broker does not answer, TimeoutError if a
+        partition has no leader after ``timeout_s`` seconds."""
         how = {"num_partitions": partitions, "replication_factor": 1, "configs": config or {}}
         _answer(self.inside_servers, lambda admin: admin.create_topics({name: how}), timeout_s)
 
@@ -561,7 +561,8 @@ class EmbeddedCluster:
         self.close()
 
     def start(self) -> EmbeddedCluster:
-        """Start all three brokers at the same time. Raises the errors of `EmbeddedBroker.start`."""
+        """Start all three brokers at the same time. Raises the errors of `EmbeddedBroker.start`,
+        and AssertionError if the brokers do not find each other within three minutes."""
         with ThreadPoolExecutor(len(self.brokers)) as pool:
             for started in [pool.submit(broker.start) for broker in self.brokers]:
                 started.result()
@@ -585,10 +586,10 @@ class EmbeddedCluster:
         config: Mapping[str, str] | None = None,
         replicas: Sequence[EmbeddedBroker] = (),
     ) -> None:
-        """Create a topic, and wait until all its replicas are in sync. ``replicas``: the brokers of
-        every partition, the leader first; by default all three, in an order that the brokers
-        choose. Raises FatalError if the brokers refuse the topic, RetriableError if no broker
-        answers, AssertionError if the replicas are not in sync in time."""
+        """Create a topic, and wait until the replicas of all topics are in sync. ``replicas``: the
+        brokers of every partition, the leader first; by default all three. Raises FatalError if the
+        brokers refuse the topic, RetriableError if no broker answers, AssertionError if the
+        replicas are not in sync after two minutes."""
         nodes = [self._node(broker) for broker in replicas]
         placed = dict.fromkeys(range(partitions), nodes)
         free = {"num_partitions": partitions, "replication_factor": 3}
@@ -612,8 +613,9 @@ class EmbeddedCluster:
         return self.leader("__transaction_state", _place(transactional_id))
 
     def move(self, topic: str, partition: int, brokers: Sequence[EmbeddedBroker]) -> None:
-        """Move a partition's replicas to exactly these brokers, of which the first leads; returns
-        when that is done. Raises AssertionError if the move is refused or takes too long."""
+        """Move a partition's replicas to exactly ``brokers``, the preferred leader first, and wait
+        until one of them leads and the replicas of all topics are in sync. Raises AssertionError if
+        the brokers refuse the move, or need more than three minutes for it."""
         wanted = [self._node(broker) for broker in brokers]
         tp = TopicPartition(topic, partition)
         refused = _answer(
@@ -631,8 +633,8 @@ class EmbeddedCluster:
         self.wait_until_in_sync()
 
     def wait_until_in_sync(self, timeout_s: float = 120.0) -> None:
-        """Wait until every partition of every topic has a leader and all its replicas in sync.
-        Raises AssertionError if that takes longer than ``timeout_s`` s."""
+        """Wait until every partition of every topic has a leader and all its replicas are in sync.
+        Raises AssertionError after ``timeout_s`` seconds."""
         wait_until(
             lambda: not self._behind(),
             timeout_s,
@@ -641,7 +643,7 @@ class EmbeddedCluster:
         )
 
     def roll(self) -> None:
-        """Restart the brokers one after the other, each once the replicas are in sync again."""
+        """Restart the brokers one by one; after each, wait until the replicas are in sync."""
         for broker in self.brokers:
             broker.restart()
             self.wait_until_in_sync()

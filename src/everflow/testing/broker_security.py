@@ -35,7 +35,8 @@ class BrokerSecurity:
     authorizer: bool = False
 
     def settings(self, folder: Path, ports: Mapping[str, int]) -> dict[str, str]:
-        """The broker's settings. Creates its certificates in ``folder`` unless they exist."""
+        """Broker settings for the secure listeners; ``ports``: by listener name. Creates
+        certificates in ``folder`` unless it has some; SetupError without the package trustme."""
         _certificates(folder)
         plain = " ".join(f"user_{name}={json.dumps(word)}" for name, word in self.users.items())
         mechanisms = {
@@ -75,7 +76,7 @@ class BrokerSecurity:
         return settings
 
     def scram(self) -> list[str]:
-        """Options of Kafka's storage tool that create the users' SCRAM credentials."""
+        """Arguments of Kafka's storage tool (``format``) that create the users' SCRAM passwords."""
         return [
             part
             for name, word in self.users.items()

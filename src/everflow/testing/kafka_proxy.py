@@ -133,7 +133,7 @@ _Act = Literal["hold", "drop", "lose", "delay", "refuse"]
 
 @dataclass(eq=False, repr=False)
 class WireFault:
-    """A fault that a `KafkaProxy` injects, and how often it did. May be used from any thread."""
+    """A fault that a `KafkaProxy` injects into requests. May be used from any thread."""
 
     _proxy: KafkaProxy
     act: _Act
@@ -154,25 +154,25 @@ class WireFault:
 
     @property
     def happened(self) -> int:
-        """Number of requests that the fault met."""
+        """Number of requests into which the fault was injected."""
         return self._happened
 
     def wait(self, times: int = 1, timeout_s: float = 30.0) -> None:
-        """Wait until the fault met ``times`` requests. Raises AssertionError if that takes longer
-        than ``timeout_s``."""
+        """Wait until the fault was injected into ``times`` requests. Raises AssertionError after
+        ``timeout_s`` seconds."""
         self._wait(lambda: self._happened >= times, timeout_s, f"happen {times} times")
 
     def release(self, timeout_s: float = 30.0) -> None:
         """For ``hold``: pass the held requests to the broker, hold no further ones, and return when
         the broker has answered them. Raises AssertionError if the broker has not answered after
-        ``timeout_s``."""
+        ``timeout_s`` seconds."""
         with self._changed:
             self._left = 0
         self._proxy._loop.call_soon_threadsafe(self._let_go.set)
         self._wait(lambda: self._answered >= self._happened, timeout_s, "be answered")
 
     def end(self) -> None:
-        """Stop injecting the fault; held requests stay held until `release`."""
+        """Stop injecting the fault. Requests held by ``hold`` stay held until `release`."""
         with self._changed:
             self._left = 0
 
@@ -204,8 +204,8 @@ class WireFault:
 
 
 class KafkaProxy:
-    """A proxy between clients and a cluster without security that injects network faults; clients
-    use its ``bootstrap_servers``.
+    """A proxy between clients and a cluster without security. It injects faults into the requests
+    of clients that use its ``bootstrap_servers``.
 
     ::
 
@@ -259,7 +259,7 @@ class KafkaProxy:
 
     @property
     def bootstrap_servers(self) -> str:
-        """``host:port`` of the proxy, for clients; known once it is started."""
+        """``host:port`` of the proxy, for clients. Raises AssertionError before `start`."""
         assert self._front is not None, "the proxy is not started"
         return f"{_HOST}:{self._front.port}"
 
@@ -272,22 +272,22 @@ class KafkaProxy:
         *,
         breaks: bool = False,
     ) -> WireFault:
-        """Holds the next ``times`` requests of this API until `WireFault.release`; then they reach
-        the broker, even if the client has gone. Later requests on the same connection wait, too.
-        ``breaks``: the client's connection breaks at once, so that the client retries."""
+        """Holds the next ``times`` requests named ``api`` until `WireFault.release`; then the
+        broker gets them, even if the client has gone. Later requests on the same connection wait,
+        too. ``breaks``: the client's connection breaks at once, so that the client retries."""
         return self._set("hold", api, times, client, topic, breaks=breaks)
 
     def drop(
         self, api: str, times: int | None = 1, client: str = "", topic: str | None = None
     ) -> WireFault:
-        """Breaks the connection of the next ``times`` requests of this API; the broker never gets
-        them."""
+        """Breaks the connections of the next ``times`` requests named ``api``; the broker does not
+        receive these requests."""
         return self._set("drop", api, times, client, topic)
 
     def lose_answer(
         self, api: str, times: int | None = 1, client: str = "", topic: str | None = None
     ) -> WireFault:
-        """Passes the next ``times`` requests of this API to the broker, but breaks the connection
+        """Passes the next ``times`` requests named ``api`` to the broker, but breaks the connection
         instead of returning the response."""
         return self._set("lose", api, times, client, topic)
 
@@ -299,8 +299,8 @@ class KafkaProxy:
         client: str = "",
         topic: str | None = None,
     ) -> WireFault:
-        """Holds the next ``times`` requests of this API for ``seconds``, then passes them to the
-        broker."""
+        """Holds each of the next ``times`` requests named ``api`` for ``seconds``, then passes it
+        to the broker. Later requests on the same connection wait, too."""
         return self._set("delay", api, times, client, topic, seconds=seconds)
 
     def refuse(
@@ -311,21 +311,21 @@ class KafkaProxy:
         client: str = "",
         topic: str | None = None,
     ) -> WireFault:
-        """Answers the next ``times`` requests of this API with Kafka's error ``code``, without the
-        broker. ``api`` is Produce, Fetch, FindCoordinator, InitProducerId, AddPartitionsToTxn,
-        AddOffsetsToTxn, TxnOffsetCommit, EndTxn or Heartbeat; raises ValueError for any other."""
+        """Answers the next ``times`` requests named ``api`` with Kafka's error ``code``; the broker
+        does not receive them. ``api``: Produce, Fetch, FindCoordinator, InitProducerId, EndTxn,
+        AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit or Heartbeat, else ValueError."""
         if api not in _REFUSABLE:
             raise ValueError(f"a refusal of {api!r} cannot be made here")
         return self._set("refuse", api, times, client, topic, code=code)
 
     def cut(self, *, silent: bool = False) -> None:
-        """Cut the network until `mend`: open connections break and new ones are refused.
+        """Cut the network until `mend`: open connections break, and new ones break at once.
         ``silent``: connections stay open, but no request or response passes."""
         self._call(self._cut(silent))
 
     def mend(self) -> None:
-        """End a `cut`: clients can connect again, and what a silent `cut` held back is passed
-        on."""
+        """End a `cut`: clients can connect again. Requests and responses that a silent `cut` held
+        back are passed on."""
         self._call(self._mend())
 
     def _set(

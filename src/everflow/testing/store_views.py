@@ -110,7 +110,7 @@ class MergedStore(InMemoryStore):
 
 
 class ValueAndTimestamp(NamedTuple):
-    """A value and the time (ms) of the last record that changed it."""
+    """A value and its time (ms). The time of an aggregate is the highest time of its records."""
 
     value: Any
     timestamp: int
@@ -123,12 +123,12 @@ class _View(Telling):
     decode: Callable[[bytes], Any]
 
     def all(self) -> Iterator[tuple[Any, Any]]:
-        """Keys and values, ordered by the bytes of the keys; windows and sessions of a key by
-        time."""
+        """Keys and values, in the order of the stored bytes: the key, then the start of the window
+        or the end of the session."""
         return ((key, found.value) for key, found in self.all_with_timestamps())
 
     def all_with_timestamps(self) -> Iterator[tuple[Any, ValueAndTimestamp]]:
-        """As `all`, with the time of each value."""
+        """As `all`, but each value is a `ValueAndTimestamp`."""
         found = self.store().range(None, None)
         return ((self._shown(key), self._value(stored)) for key, stored in found)
 
@@ -166,7 +166,7 @@ class VersionedView(KeyValueView):
     """Decoded read access to a versioned store; `get` and `all` show the latest versions."""
 
     def get_as_of(self, key: Any, as_of: int) -> VersionedRecord | None:
-        """The version of ``key`` that was valid at ``as_of`` (ms), as
+        """The version of ``key`` that was valid at ``as_of`` (ms). None in the same cases as in
         `ReadOnlyVersionedStore.get_as_of`."""
         encoded = self.spec.key_serde.encode(key)
         if encoded is None:
@@ -181,7 +181,7 @@ class VersionedView(KeyValueView):
         last: int = OPEN - 1,
     ) -> list[VersionedRecord]:
         """The versions of ``key`` valid at any time from ``first`` to ``last`` (ms, both included),
-        in order of time."""
+        in order of time, without deletions."""
         encoded = self.spec.key_serde.encode(key)
         if encoded is None:
             return []
@@ -216,10 +216,10 @@ class WindowView(_View):
 
 
 class SessionView(_View):
-    """Decoded read access to a session store. The time of a value is its session's end."""
+    """Decoded read access to a session store."""
 
     def fetch(self, key: Any) -> Iterator[tuple[Windowed, Any]]:
-        """The sessions of ``key`` and their values, in order of time."""
+        """The sessions of ``key`` and their values, in order of their ends."""
         return (entry for entry in self.all() if entry[0].key == key)
 
     def find_sessions(

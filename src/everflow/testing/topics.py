@@ -48,8 +48,8 @@ Places = Callable[[bytes | None, int | None], int]
 
 
 class InputTopic(Telling):
-    """Pipes Python keys and values into one topic. A record without a time gets the topic's time,
-    which then advances by ``advance_ms``.
+    """Pipes Python keys and values into one topic. A record without a time gets the topic's time
+    (first ``start_ms``), which then advances by ``advance_ms``.
 
     A record goes to the partition that the topic's partitioner gives its key, one without a key to
     the first. Raises SerdeError for a key or value that its serde cannot write, TypeError for a
@@ -80,8 +80,8 @@ class InputTopic(Telling):
         *,
         partition: int | None = None,
     ) -> None:
-        """Pipe one record and process it. ``timestamp``: ms, or a datetime (UTC without a zone;
-        ValueError for a fraction of a ms). ``partition``: overrides the topic's partitioner."""
+        """Pipe one record and process it. ``timestamp``: ms, or a datetime (UTC if it has no zone;
+        ValueError for a fraction of a ms). ``partition``: replaces the partitioner's choice."""
         self._pipe([self._raw(key, value, timestamp, headers, partition)])
 
     def pipe_raw(
@@ -92,16 +92,18 @@ class InputTopic(Telling):
         *,
         partition: int | None = None,
     ) -> None:
-        """Pipe bytes, for instance bytes that cannot be decoded."""
+        """Pipe a key and a value as bytes, also bytes that no serde can decode. The record's time
+        is ``timestamp`` (ms), not the topic's time."""
         place = self._place(key, partition)
         self._pipe([RawRecord(self._topic, key, value, timestamp, partition=place)])
 
     def pipe_batch(self, records: Iterable[tuple[Any, ...]]) -> None:
-        """Pipe ``(key, value[, timestamp[, headers]])`` as ONE micro-batch: one result per key."""
+        """Pipe tuples ``(key, value[, timestamp[, headers]])`` as ONE micro-batch: an aggregation
+        emits one result per key (and window), unless the driver has ``emit_every_update``."""
         self._pipe(self.written(records))
 
     def pipe_each(self, records: Iterable[tuple[Any, ...]]) -> None:
-        """Pipe ``(key, value[, timestamp[, headers]])``, each as a micro-batch of its own."""
+        """Pipe tuples ``(key, value[, timestamp[, headers]])``, each as its own micro-batch."""
         for record in self.written(records):
             self._pipe([record])
 

@@ -190,15 +190,15 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self.close()
 
     def close(self) -> None:
-        """Delete stores and output; the shared Spark session keeps running. Idempotent."""
+        """Delete the driver's stores and output; Spark keeps running. Idempotent."""
         self._closed = True
         self._forget()
         self._columns.close()
 
     def reset(self) -> None:
         """Start over for another test case: stores, topics, stream times, offsets, clocks and
-        variables of Python functions are as at the start. Nothing is planned again; handles of
-        topics and stores stay valid. Raises IllegalStateError if the driver is closed."""
+        variables of the topology's functions are as at the start. Handles of topics and stores stay
+        valid. Faster than a new driver. Raises IllegalStateError if the driver is closed."""
         self._require_open()
         self._forget()
         self._step = self._as_travelled(self._step)
@@ -227,9 +227,9 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         *,
         partitioner: str | Callable[..., int] | None = None,
     ) -> InputTopic:
-        """A handle that pipes records into ``topic``. Records without a time get ``start_ms``, and
-        then ``advance_ms`` more each. ``partitioner``: how the simulated producer partitions, as in
-        `StreamsBuilder.stream`; default: what the source declares. Raises TopologyError if the
+        """A handle that pipes records into ``topic``. The first record without a time gets
+        ``start_ms``, each later one ``advance_ms`` more. ``partitioner``: as in
+        `StreamsBuilder.stream`; by default the one of the source. Raises TopologyError if the
         topology does not read ``topic``, or if ``key`` or ``value`` is not a serde."""
         known = [*{tp.topic: None for tp in self._offsets}, *self._tables.topics]
         if topic not in known:
@@ -250,8 +250,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
     @naming_the_line
     def create_output_topic(self, topic: str, key: Serde, value: Serde) -> OutputTopic:
         """A handle that reads what the topology wrote to ``topic``, which may also be an internal
-        topic. Raises TopologyError if the topology does not write ``topic`` (unless it chooses
-        topics per record), or if ``key`` or ``value`` is not a serde."""
+        topic. Raises TopologyError if the topology does not write ``topic`` (unless a `to` chooses
+        the topic per record), or if ``key`` or ``value`` is not a serde."""
         found = self._outputs.of(topic)
         return OutputTopic(found, topic, _serdes("create_output_topic", key, value))
 
@@ -261,23 +261,23 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         return set(self._outputs.produced)
 
     def get_key_value_store(self, name: str) -> KeyValueView:
-        """Read access to a key-value store. Raises StoreNotFoundError or, for another kind,
-        StoreKindError."""
+        """Read access to a key-value store. Raises StoreNotFoundError if the topology has no store
+        ``name``, StoreKindError if that store is of another kind."""
         return KeyValueView(*self._view(name, "key_value"))
 
     def get_window_store(self, name: str) -> WindowView:
-        """Read access to a window store. Raises StoreNotFoundError or, for another kind,
-        StoreKindError."""
+        """Read access to a window store. Raises StoreNotFoundError if the topology has no store
+        ``name``, StoreKindError if that store is of another kind."""
         return WindowView(*self._view(name, "window"))
 
     def get_session_store(self, name: str) -> SessionView:
-        """Read access to a session store. Raises StoreNotFoundError or, for another kind,
-        StoreKindError."""
+        """Read access to a session store. Raises StoreNotFoundError if the topology has no store
+        ``name``, StoreKindError if that store is of another kind."""
         return SessionView(*self._view(name, "session"))
 
     def get_versioned_store(self, name: str) -> VersionedView:
-        """Read access to a versioned store. Raises StoreNotFoundError or, for another kind,
-        StoreKindError."""
+        """Read access to a versioned store. Raises StoreNotFoundError if the topology has no store
+        ``name``, StoreKindError if that store is of another kind."""
         return VersionedView(*self._view(name, "versioned"))
 
     def _view(
@@ -296,9 +296,9 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         return spec, lambda: self._stores[name], self._plan.value_decoder(name)
 
     def advance_wall_clock_time(self, by: timedelta | int) -> None:
-        """Advance the wall clock by ms or a timedelta, reload the global tables of DataFrames that
-        are due, and call the wall-clock methods of processors. Stream time advances only with
-        records, and in sources with ``idle_advance``."""
+        """Advance the driver's wall clock by ms or a timedelta. Global tables of DataFrames whose
+        refresh is due are loaded again, then wall-clock punctuators that are due are called. Stream
+        time does not change, except for idle sources with ``idle_advance``."""
         self._wall_clock_ms += exact_ms(by) if isinstance(by, timedelta) else by
         self._tables.load(self._wall_clock_ms)
         if self._plan.wall_clocks:
@@ -314,8 +314,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         return self._wall_clock_ms
 
     def pipe_batch(self, records: Mapping[InputTopic, Iterable[tuple[Any, ...]]]) -> None:
-        """Pipe records of several topics as ONE micro-batch: ``{orders: [(key, value[, timestamp[,
-        headers]]), ...], customers: [...]}``.
+        """Pipe records of several topics as ONE micro-batch. ``records`` is a dict by handles of
+        `create_input_topic`: ``{orders: [(key, value[, timestamp[, headers]]), ...], ...}``.
 
         Within a topic they keep their order; between topics of one sub-topology the earlier record
         time comes first, as in an instance. Raises RecordError naming the record that a function or

@@ -22,7 +22,8 @@ def wait_until(
     what: str,
     history: Iterable[object] | Callable[[], Iterable[object]] | None = None,
 ) -> T:
-    """Poll ``condition`` until it returns a true value, and return that value.
+    """Call ``condition`` until it returns a true value, and return that value. AssertionError, with
+    ``what``, the last value and the last 30 items of ``history``, after ``timeout_s`` seconds.
 
     Args:
         condition: called about every 20 ms on the calling thread, less often where it takes long,
@@ -30,8 +31,6 @@ def wait_until(
         timeout_s: seconds, on the monotonic clock.
         what: the end of the sentence "waited 5 s for ...".
         history: what happened meanwhile, or a function that returns it.
-
-    Raises AssertionError with the last value and the last 30 items of the history.
     """
     deadline = time.monotonic() + timeout_s
     pause = Event()

@@ -85,8 +85,8 @@ class StoreSite:
 
 @dataclass(frozen=True)
 class KeyQueryMetadata:
-    """The instances that have a key, its partition, and the lag of this instance's replica
-    (KIP-535).
+    """The instances that have a key's partition, the partition's number, and the lag of the replica
+    on the instance that was asked (KIP-535).
 
     ``active_host``: end point (``application.server``) of the instance whose task processes it,
     None if not known. ``standby_hosts``: end points with a standby, sorted, for ``stale=True``
@@ -102,7 +102,8 @@ class KeyQueryMetadata:
 
 @dataclass(frozen=True)
 class StreamsMetadata:
-    """One instance's stores and input partitions, active and standby, as of the last rebalance."""
+    """One instance's stores and input partitions as of the last rebalance: those of its active
+    tasks, and in the fields ``standby_...`` those of its standby tasks."""
 
     host: str
     store_names: frozenset[str] = frozenset()

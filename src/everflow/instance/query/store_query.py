@@ -189,19 +189,19 @@ class ReadOnlyStore(StoreReads):
         self._behind: EntryPlace | None = None
 
     def behind(self: _Store, place: EntryPlace | None) -> _Store:
-        """A copy of the store whose iterators start after the entry at ``place``, to continue the
-        same query."""
+        """A copy of this object (not of the data) that continues a query: its iterators start after
+        ``place``, which an iterator of that query had as its attribute ``place``."""
         found = copy.copy(self)
         found._behind = place
         return found
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """Partitions that this instance can read now. If there is none, queries raise an error."""
+        """The partitions that this instance can read now. If there are none, queries fail."""
         return tuple(self._reader.readable())
 
     def approximate_num_entries(self) -> int:
-        """Entries of the readable partitions; expired windows count until they are removed."""
+        """Number of entries that can be read here; expired windows count until they are removed."""
         return sum(
             self._reader.read(partition, StoreSnapshot.entries) for partition in self._ready()
         )
@@ -210,8 +210,8 @@ class ReadOnlyStore(StoreReads):
         self, spark: SparkSession | None = None, *, folder: str | Path | None = None
     ) -> DataFrame:
         """All entries of the partitions that this instance can read, as a DataFrame with the
-        columns of `everflow.read_state`. If the store was opened with ``stale=True``, the column
-        ``lag`` is the number of offsets by which a row's replica lags its changelog (0: the active
+        columns of `everflow.read_state`. If the store was opened with ``stale=True``, another
+        column, ``lag``, has the offsets by which a row's replica lags its changelog (0: the active
         task, null: not known). Rows are written as Parquet files to ``folder`` (default: TMPDIR),
         where they stay until the process ends.
 
@@ -366,8 +366,8 @@ class ReadOnlyKeyValueStore(KeyReads, ReadOnlyStore):
     """Queries of a key-value store, as Kafka Streams' ReadOnlyKeyValueStore."""
 
     def get(self, key: Any) -> Any:
-        """The value of ``key``, or None. Raises StateElsewhereError if another instance has the
-        key."""
+        """The value of ``key``, None if it has none. Raises StateElsewhereError if another instance
+        has the key's partition."""
         data = self._key(key)
         return self._lookup(data, data)
 
@@ -514,14 +514,14 @@ class ReadOnlyWindowStore(_Timed, WindowReads, ReadOnlyStore):
 
 class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
     """Queries of a versioned store, as Kafka Streams' VersionedKeyQuery and MultiVersionedKeyQuery
-    (KIP-889, KIP-960, KIP-968). The methods of `ReadOnlyKeyValueStore` return the latest versions.
+    (KIP-889, KIP-960, KIP-968). ``get``, ``all`` and the ranges return the latest versions.
 
     Times are ms since the epoch. A version that ended before the history retention is not returned.
     """
 
     def get_as_of(self, key: Any, as_of: int) -> VersionedRecord | None:
-        """The version of ``key`` at the time ``as_of``. None if the key had no value then, or if
-        that version is older than the history retention and not the latest."""
+        """The version of ``key`` at the time ``as_of`` (ms). None if the key had no value then, or
+        if ``as_of`` is before the history retention and the key has a later version."""
         data, time = self._key(key), whole_number(as_of, "as_of (ms)")
         history_ms = self.spec.retention_ms or 0
 
@@ -539,8 +539,8 @@ class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
     def versions(
         self, key: Any, time_from: int = 0, time_to: int = TIME_MAX - 1
     ) -> list[VersionedRecord]:
-        """The versions of ``key`` that were valid at any time from ``time_from`` to ``time_to``,
-        both included, in order of time, without deletions."""
+        """The versions of ``key`` that were valid at any time from ``time_from`` to ``time_to``
+        (ms, both included), in order of time, without deletions."""
         data = self._key(key)
         first, last = _interval(time_from, time_to)
 

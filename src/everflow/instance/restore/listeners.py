@@ -19,7 +19,7 @@ log = logging.getLogger("everflow")
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreProgress:
-    """Progress of one store's restore, in offsets of the changelog and seconds since its start."""
+    """Progress of one store's restore, in changelog offsets and in seconds since it began."""
 
     task: TaskId
     store: str
@@ -35,23 +35,24 @@ class RestoreProgress:
 
     @property
     def done(self) -> bool:
-        """True if the whole range is restored."""
+        """True if ``position`` has reached ``end``."""
         return self.position >= self.end
 
     @property
     def fraction(self) -> float:
-        """Share of the offsets that are restored, 0 to 1."""
+        """Share of the offsets from ``start`` to ``end`` that are restored, 0 to 1."""
         offsets = self.end - self.start
         return 1.0 if offsets <= 0 else (self.position - self.start) / offsets
 
     @property
     def rate(self) -> float:
-        """Records per second so far; 0 before the first chunk."""
+        """Records per second since the restore began; 0 before the first chunk."""
         return self.records / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
     @property
     def remaining_s(self) -> float | None:
-        """Expected seconds until the end, at the present rate; None before the first chunk."""
+        """Expected seconds until the end, at the average speed so far; None before the first chunk,
+        0 at the end."""
         if self.done:
             return 0.0
         if self.position <= self.start or self.elapsed_s <= 0:
@@ -60,21 +61,21 @@ class RestoreProgress:
 
 
 class RestoreListener(Protocol):
-    """Called for each restore, in this order: `restore_start`, `batch_restored` per chunk, then
-    `restore_end` or `restore_suspended`. Called on the restoring thread: return at once."""
+    """Methods called for each store that is restored: first `restore_start`, then `batch_restored`
+    per chunk, last `restore_end` or `restore_suspended`. They delay the restore: return at once."""
 
     def restore_start(self, progress: RestoreProgress) -> None:
-        """The store starts to read its changelog at ``progress.position``."""
+        """The restore begins at the changelog offset ``progress.position``."""
 
     def batch_restored(self, progress: RestoreProgress, records: int) -> None:
         """A chunk of ``records`` records has been stored."""
 
     def restore_end(self, progress: RestoreProgress) -> None:
-        """The store is restored up to the end that `restore_start` reported."""
+        """The store is restored up to ``progress.end``."""
 
     def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:
-        """The restore ended early: the task was revoked, or reading failed. The store keeps what
-        was restored."""
+        """The restore ended early, for instance because the task was revoked or reading failed;
+        ``reason`` says why."""
 
 
 class RestoreTracker:
@@ -150,23 +151,23 @@ class RestoreTracker:
 
 
 class SuspendReason(enum.Enum):
-    """Why a standby stopped: its task migrated to another instance, or becomes active on this
-    one."""
+    """Why a store of a standby stopped following its changelog. PROMOTED: its task becomes active
+    on this instance; MIGRATED: any other reason, usually that the task left this instance."""
 
     MIGRATED = "MIGRATED"
     PROMOTED = "PROMOTED"
 
 
 class StandbyUpdateListener(Protocol):
-    """Called for each store of a standby task, in this order: `update_start`, `batch_loaded` per
-    batch, `update_suspended`. Called on the state updater's thread: return at once.
+    """Methods called for each store of a standby task: first `update_start`, then `batch_loaded`
+    per batch, last `update_suspended`. They delay all standby tasks: return at once.
     ``progress.end``: the changelog's last known stable offset."""
 
     def update_start(self, progress: RestoreProgress) -> None:
         """The store starts to follow its changelog at ``progress.position``."""
 
     def batch_loaded(self, progress: RestoreProgress, records: int) -> None:
-        """``records`` records have been stored."""
+        """A batch of ``records`` records has been stored."""
 
     def update_suspended(self, progress: RestoreProgress, reason: SuspendReason) -> None:
-        """The store stops following its changelog; it keeps what it has read."""
+        """The store stops following its changelog."""

@@ -33,9 +33,9 @@ class TaskState(enum.Enum):
 
 
 class TaskRole(enum.Enum):
-    """A task's role on an instance. A warm-up is a standby that becomes active there once it has
-    caught up (KIP-441). A global task follows a partition of a global table's topic on every
-    instance; it is not assigned."""
+    """A task's role on an instance. A warm-up is a standby that is to become active on its instance
+    once it has caught up (KIP-441). Every instance has a global task for each partition of a global
+    table's topic; these tasks are not assigned."""
 
     ACTIVE = "active"
     STANDBY = "standby"
