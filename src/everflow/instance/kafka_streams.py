@@ -170,10 +170,11 @@ class KafkaStreams(InteractiveQueries, Telling):
         collect: str | Sequence[str] | None = None,
     ) -> Any:
         """Call `start`, then block until the instance has stopped. The first SIGINT, SIGTERM or
-        SIGHUP stops it as `close` does with ``leave_group``; a second SIGINT or SIGTERM ends the
-        draining and the batches in flight (docs/STOPPING.md). Raises the error if an error stopped
-        the instance. Signals work only if ``run`` is called on the main thread; a SIGHUP that is
-        ignored (``nohup``) or that the program handles itself does not stop the instance.
+        SIGHUP stops it as `close` does with ``leave_group``. After a second SIGINT or SIGTERM no
+        more tasks are migrated, and batches in flight are aborted after a second
+        (docs/STOPPING.md). Raises the error if an error stopped the instance. Signals work only if
+        ``run`` is called on the main thread; a SIGHUP that is ignored (``nohup``) or that the
+        program handles itself does not stop the instance.
 
         It also ends once at least ``count`` records were written to the output topics and committed
         (to the topics in ``collect``, or to all with a fixed name), and ``timeout`` after the start

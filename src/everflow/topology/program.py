@@ -29,10 +29,11 @@ class Topology(Graph, Telling):
         return as_text(self)
 
     def describe_physical(self) -> str:
-        """Returns each node's execution path, by sub-topology, with the line of the program:
-        ``Arrow`` (in columns), ``Catalyst`` (code that Spark generates), ``Python`` (a function,
-        record by record). It assumes a Spark version that everflow supports; ``everflow describe
-        --physical`` looks at the installed one."""
+        """Returns, by sub-topology, a line of text for each node: its execution path, its name, the
+        reason, and its line in the program. The path is ``Arrow`` (in columns), ``Catalyst`` (code
+        that Spark generates) or ``Python`` (your function). It assumes a Spark
+        version that everflow supports; ``everflow describe --physical`` looks at the installed
+        one."""
         index_of = cut(self).index_of
         return physical_text(plan(self, index_of, ""), index_of)
 
