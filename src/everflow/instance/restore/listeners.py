@@ -62,7 +62,8 @@ class RestoreProgress:
 
 class RestoreListener(Protocol):
     """Methods called for each store that is restored: first `restore_start`, then `batch_restored`
-    per chunk, last `restore_end` or `restore_suspended`. They delay the restore: return at once."""
+    per chunk, last `restore_end` or `restore_suspended`. Called on the restoring thread: return at
+    once, as the restore waits."""
 
     def restore_start(self, progress: RestoreProgress) -> None:
         """The restore begins at the changelog offset ``progress.position``."""
@@ -160,7 +161,8 @@ class SuspendReason(enum.Enum):
 
 class StandbyUpdateListener(Protocol):
     """Methods called for each store of a standby task: first `update_start`, then `batch_loaded`
-    per batch, last `update_suspended`. They delay all standby tasks: return at once.
+    per batch, last `update_suspended`. Called on the state updater's thread: return at once, as all
+    standby tasks wait.
     ``progress.end``: the changelog's last known stable offset."""
 
     def update_start(self, progress: RestoreProgress) -> None:
