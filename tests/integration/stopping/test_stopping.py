@@ -163,10 +163,10 @@ class StopProcess:
         return int(self._child.returncode)
 
     def left(self) -> list[str]:
-        _, alive = psutil.wait_procs(
-            self.family(), timeout=1
-        )  # the launcher of a JVM ends by itself
-        running = [str(found) for found in alive if not _is_zombie(found)]
+        family = self.family()
+        with suppress(AssertionError):  # a JVM's launcher and an early daemon end by themselves
+            wait_until(lambda: all(map(_is_zombie, family)), 10, "the end of all processes")
+        running = [str(found) for found in family if not _is_zombie(found)]
         return running + [path.name for path in self.temporary.iterdir()]
 
     def close(self) -> None:
