@@ -1,4 +1,4 @@
-"""The steps of a migration, in their one order, and the transaction that is the switch (note 067)."""
+"""The steps of a migration, in their one order, and the one transaction that is the switch."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from everflow.errors import (
     GenerationChanged,
     MigrationError,
     RetriableError,
+    TaskMigratedError,
     UnknownOutcomeError,
 )
 from everflow.instance.start_up import ClusterTopics
@@ -192,9 +193,7 @@ class Migrator:
             self._await_instances(copying)
             holder = self._holder()
             opened.callback(holder.close)
-            counts = self._switch(copying, holder, writer, reader)
-        self._clear()
-        return counts
+            return self._switch(copying, holder, writer, reader)
 
     @contextmanager
     def _step(self, what: str) -> Iterator[None]:
@@ -262,8 +261,8 @@ class Migrator:
         if not self.instances:
             return
         what = (
-            f"waiting for {counted(self.instances, 'instance')} of {self.plan.new} to follow: start "
-            f"it as always, with everflow run"
+            f"waiting for {counted(self.instances, 'instance')} of {self.plan.new} to follow: "
+            f"start it as always, with everflow run"
         )
         with self._step(what):
             while not self._followed():
@@ -315,8 +314,7 @@ class Migrator:
         every = frozenset(self.old.tasks())
         between = self.old.between()
         drains = frozenset(task for task in every if task.subtopology not in between)
-        runs = [one for one in self._members() if one.client_id.startswith(self.plan.old)]
-        if between and runs:
+        if between and self.admin.members(self.plan.old, REQUEST_S):
             holder.hold(drains)
             reached(ASKED)
             with self._step("waiting until the old version reads no input"):
@@ -331,6 +329,12 @@ class Migrator:
             reached(HELD)
             try:
                 return self._commit(copying, member, writer, reader)
+            except TaskMigratedError as evicted:
+                raise MigrationError(
+                    f"The migrator was taken out of the group {self.plan.old}, or another one was "
+                    f"started: {evicted}. The old version goes on.",
+                    code="EF-MIGRATION-MEMBERS",
+                ) from evicted
             except GenerationChanged as moved:
                 if last:
                     raise MigrationError(
@@ -339,9 +343,6 @@ class Migrator:
                         code="EF-MIGRATION-MEMBERS",
                     ) from moved
         raise AssertionError("unreachable")
-
-    def _members(self) -> Sequence[Any]:
-        return self.admin.members(self.plan.old, REQUEST_S)
 
     def _await_still(self, holder: Holder, held: Collection[TaskId]) -> GroupMetadata:
         return await_still(
@@ -366,9 +367,9 @@ class Migrator:
     def _not_drained(self, waiting: Mapping[TopicPartition, int]) -> MigrationError:
         listed = ", ".join(f"{tp}: {count:,}" for tp, count in sorted(waiting.items()))
         return MigrationError(
-            f"Records of {self.plan.old} wait in repartition topics ({listed}), and the new program "
-            f"does not read them as they are. Does the old version run, and get on? It goes on; "
-            f"call everflow migrate again when they are read.",
+            f"Records of {self.plan.old} wait in repartition topics ({listed}), and cannot be "
+            f"carried. Does the old version run, and get on? It goes on; call everflow migrate "
+            f"again when they are read.",
             code="EF-MIGRATION-WAITING",
         )
 
@@ -463,13 +464,13 @@ class Migrator:
             tp: (max(starts[tp], committed[tp].offset if tp in committed else 0), ends[tp])
             for tp in carried
         }
-        gone = format_metadata
         mark = Mark(GONE, self.plan.new).batch_id
         marks = []
         for tp in inputs:
             found = committed.get(tp, CommittedOffset(0, ""))
             known = parse_metadata(found.metadata)
-            marks.append((tp.topic, tp.partition, found.offset, gone(mark, known.stream_times)))
+            text = format_metadata(mark, known.stream_times)
+            marks.append((tp.topic, tp.partition, found.offset, text))
         writer.begin()
         try:
             for move in self.plan.waiting:
@@ -519,9 +520,6 @@ class Migrator:
                 "The switch was not committed: the brokers gave no answer. The old version goes "
                 "on; call everflow migrate again."
             )
-
-    def _clear(self) -> None:
-        """The positions in the old changelogs are of no more use. Best effort."""
 
     # --- what is there ---------------------------------------------------------------------------
 
