@@ -65,6 +65,7 @@ REQUEST_S = 30.0
 STEP_MS = 60_000.0
 FOLLOW_MS = 250.0
 """From one round of copying to the next, once it has caught up."""
+DRAIN_MS = 50.0
 NEAR = 1_000
 """Records: so few are left for the switch, beside what comes meanwhile."""
 ROUNDS = 3
@@ -246,15 +247,23 @@ class Migrator:
 
     def _catch_up(self, copying: Copying) -> None:
         with self._step("copying changelogs"):
-            while copying.behind(ends := copying.ends()) > NEAR:
-                copying.round(ends)
-                self._read_back(copying)
+            near = False
+            while not near:
+                self._round(copying)
+                near = copying.behind(copying.ends()) <= NEAR
         self.status.say(f"{counted(copying.copied, 'record')} copied, and caught up")
         reached(CAUGHT_UP)
 
-    def _read_back(self, copying: Copying) -> None:
-        if self.compare:
-            copying.read_back()
+    def _round(self, copying: Copying) -> None:
+        """Copy what there is by now. A passing fault is tried again."""
+
+        def once() -> None:
+            copying.round(copying.ends())
+            if self.compare:
+                copying.read_back()
+
+        limit = Deadline(self.clock, self.config.task_timeout_ms)
+        attempting(once, "copying changelogs", clock=self.clock, deadline=limit, stop=self.stop)
 
     def _await_instances(self, copying: Copying) -> None:
         """Go on copying until the new version's instances have followed."""
@@ -266,8 +275,7 @@ class Migrator:
         )
         with self._step(what):
             while not self._followed():
-                copying.round(copying.ends())
-                self._read_back(copying)
+                self._round(copying)
                 self.clock.wait(self.stop, FOLLOW_MS)
 
     def _followed(self) -> bool:
@@ -361,8 +369,8 @@ class Migrator:
         while waiting := self._waiting(read):
             if limit.expired():
                 raise self._not_drained(waiting)
-            copying.round(copying.ends())
-            self.clock.wait(self.stop, 50.0)
+            self._round(copying)
+            self.clock.wait(self.stop, DRAIN_MS)
 
     def _not_drained(self, waiting: Mapping[TopicPartition, int]) -> MigrationError:
         listed = ", ".join(f"{tp}: {count:,}" for tp, count in sorted(waiting.items()))

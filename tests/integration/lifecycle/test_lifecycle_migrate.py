@@ -19,7 +19,6 @@ from everflow.migration.migrator import (
     SWITCHED,
     SWITCHING,
 )
-from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import Cluster, text, until_failed, until_running
 from integration.lifecycle.migrating import Migration
 
