@@ -122,6 +122,8 @@ class Holder:
 
     def hold(self, tasks: Collection[TaskId]) -> None:
         """Ask the group to hold these, and no others; joins it the first time. RetriableError."""
+        if self._channel is not None and self._assignor.held == frozenset(tasks):
+            return
         self._assignor.held = frozenset(tasks)
         if self._channel is None:
             topics = self._assignor.topics

@@ -54,7 +54,7 @@ from everflow.protocol.messages import (
     parse_metadata,
 )
 from everflow.records import CommittedOffset, TaskId, TopicPartition
-from everflow.retry import attempting
+from everflow.retry import attempting, quietly
 from everflow.topology.store_layouts import digest as digest_of_lines
 from everflow.topology.store_layouts import from_json, newest, program_in
 from everflow.worker.crash_points import reached
@@ -68,8 +68,10 @@ FOLLOW_MS = 250.0
 DRAIN_MS = 50.0
 NEAR = 1_000
 """Records: so few are left for the switch, beside what comes meanwhile."""
-ROUNDS = 3
+ROUNDS = 10
 """So often a rebalance of the old group in the middle of the switch is no end of it."""
+TRANSACTION_MS = 10_000
+"""The old version's recoveries wait for a transaction that a killed migrator left open."""
 MARKED, CREATED, CAUGHT_UP = "migration-marked", "migration-created", "migration-caught-up"
 ASKED, DRAINED, HELD = "migration-asked", "migration-drained", "migration-held"
 COMPARED, SWITCHING, SWITCHED = "migration-compared", "migration-switching", "migration-switched"
@@ -99,6 +101,10 @@ class Migrator:
     @property
     def transactional_id(self) -> str:
         return f"{self.plan.new}-migration"
+
+    @property
+    def producer(self) -> dict[str, Any]:
+        return {**self.config.producer(), "transaction.timeout.ms": TRANSACTION_MS}
 
     # --- before anything is changed --------------------------------------------------------------
 
@@ -176,8 +182,9 @@ class Migrator:
         with ExitStack() as opened:
             self._mark()
             self._create()
-            writer = RecordWriter.get(self.config.producer(), self.transactional_id)
+            writer = RecordWriter.get(self.producer, self.transactional_id)
             opened.callback(writer.close)
+            opened.push(self._end_transaction)
             reader = opened.enter_context(LogReader(self.config.consumer()))
             copying = Copying(
                 logs=logs_of(self.plan, self.old, self.new, self.functions),
@@ -195,6 +202,11 @@ class Migrator:
             holder = self._holder()
             opened.callback(holder.close)
             return self._switch(copying, holder, writer, reader)
+
+    def _end_transaction(self, kind: type[BaseException] | None, *_: object) -> None:
+        """After a failure or Ctrl-C: an open transaction would hold the old version's offsets."""
+        if kind is not None:
+            quietly(lambda: fence_all(self.producer, [self.transactional_id], REQUEST_S))
 
     @contextmanager
     def _step(self, what: str) -> Iterator[None]:
@@ -215,7 +227,7 @@ class Migrator:
         reached(MARKED)
 
     def _in_transaction(self, rows: Iterable[tuple[TopicPartition, int, str]]) -> None:
-        writer = RecordWriter.get(self.config.producer(), self.transactional_id)
+        writer = RecordWriter.get(self.producer, self.transactional_id)
         with closing(writer):
             writer.begin()
             listed = [(tp.topic, tp.partition, offset, text) for tp, offset, text in rows]
@@ -434,7 +446,7 @@ class Migrator:
             "",
             self.admin.open_transactions,
             lambda: self.admin.client_ids(self.plan.old),
-            lambda ids: fence_all(self.config.producer(), ids, REQUEST_S),
+            lambda ids: fence_all(self.producer, ids, REQUEST_S),
         )
 
     def _settled_ends(self, copying: Copying) -> dict[TopicPartition, int]:
@@ -520,7 +532,7 @@ class Migrator:
 
     def _require_switched(self, inputs: Sequence[TopicPartition]) -> None:
         """No answer came to the commit: end the transaction if it is open, and look."""
-        fence_all(self.config.producer(), [self.transactional_id], REQUEST_S)
+        fence_all(self.producer, [self.transactional_id], REQUEST_S)
         found = self.admin.committed(self.plan.old, inputs, REQUEST_S)
         marks = [mark_in(one.metadata) for one in found.values()]
         if not any(mark is not None and mark.kind == GONE for mark in marks):
