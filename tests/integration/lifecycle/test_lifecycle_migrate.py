@@ -1,12 +1,13 @@
 """`everflow migrate` between two versions that run, on a real broker and Spark (note 067)."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from everflow.errors import ApplicationMigratedError
+from everflow.errors import ApplicationMigratedError, StateFormatError
 from everflow.migration.copying import COPIED_CHUNK, SENT
 from everflow.migration.migrator import (
     ASKED,
@@ -200,6 +201,36 @@ def test_members_of_another_program_are_refused(migration: Make) -> None:
         assert code == 1, said
         assert "EF-MIGRATION-MEMBERS" in said
         found.before.until_processed(old, found.source)
+
+
+def test_a_new_version_that_cannot_start_or_load_leaves_the_old_one_running(
+    migration: Make,
+) -> None:
+    found = migration(COUNTS, INSERTED_AND_RENAMED)
+    found.words(10)
+    between = f"{found.before.id}-again-repartition"
+    with found.old_running("again") as old:
+        program = found.folder / "new.py"
+        text_of_new = program.read_text()
+        program.write_text("import there_is_no_such_module\n")
+        code, said = found.told()
+        assert code == 2, said
+        assert "EF-PROGRAM" in said
+        assert "there_is_no_such_module" in said
+        program.write_text(text_of_new)
+        found.launch()
+        found.until_marked()
+        later = found.after.state / found.after.id
+        later.mkdir(parents=True)
+        metadata = {"format": 99, "application_id": found.after.id}
+        (later / "process-metadata").write_text(json.dumps(metadata))
+        with pytest.raises(StateFormatError):
+            found.after.instance(found.topology(INSERTED_AND_RENAMED)).start()
+        found.words(10)
+        found.before.until_processed(old, found.source, between)
+        found.require_counted_once()
+        assert found.process is not None
+        assert found.process.poll() is None, "it waits for an instance that can start"
 
 
 POINTS = (
