@@ -1,5 +1,6 @@
 """For tests of `everflow migrate`: both versions of a program, and the migrator as a process."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from everflow import Topology
 from everflow.errors import ApplicationMigratedError
@@ -61,6 +64,7 @@ class Migration:
     out: str = field(init=False)
     process: subprocess.Popen[str] | None = None
     sent: int = 0
+    versions: list[psutil.Process] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.source = self.cluster.topic("in", self.partitions)
@@ -157,6 +161,9 @@ class Migration:
         return said
 
     def close(self) -> None:
+        for started in self.versions:
+            with suppress(psutil.NoSuchProcess):
+                self.kill_version(started)
         if self.process is not None:
             with suppress(ProcessLookupError):
                 self.process.kill()
@@ -164,10 +171,11 @@ class Migration:
 
     # --- crash points ----------------------------------------------------------------------------
 
-    def arm(self, point: str) -> None:
+    def arm(self, *points: str) -> None:
         for left in self.points.iterdir():
             left.unlink()
-        (self.points / point).touch()
+        for point in points:
+            (self.points / point).touch()
 
     def until_reached(self, point: str) -> int:
         marker = self.points / f"{point}.reached"
@@ -188,6 +196,45 @@ class Migration:
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.communicate()
+
+    # --- versions as processes -------------------------------------------------------------------
+
+    def start_version(self, which: str) -> psutil.Process:
+        """``old`` or ``new``, with `everflow run`; returns once it is a member."""
+        app = self.before if which == "old" else self.after
+        command = [
+            *(sys.executable, "-c", COMMAND, "run", f"{which}.py:topology"),
+            *("--application-id", app.id, "--bootstrap-servers", self.cluster.bootstrap),
+            *("--state-dir", str(app.state), "--guarantee", "exactly_once_v2", "--threads", "1"),
+            *("--set", "session.timeout.ms=6000", "--set", KEPT),
+        ]
+        log = (self.folder / f"{which}.log").open("ab")
+        started = psutil.Popen(command, cwd=self.folder, stdout=log, stderr=log)
+        self.versions.append(started)
+
+        def joined() -> bool:
+            assert started.poll() is None, (self.folder / f"{which}.log").read_text()
+            process_id = self._process_id(app)
+            members = self.cluster.group(app.id).members
+            return any(process_id in member.client_id for member in members)
+
+        wait_until(joined, POINT_S, f"the {which} version to join")
+        return started
+
+    def _process_id(self, app: Application) -> str:
+        try:
+            found = json.loads((app.state / app.id / "process-metadata").read_text())
+        except (OSError, ValueError):
+            return "not yet"
+        return str(found["process_id"])
+
+    def kill_version(self, started: psutil.Process) -> None:
+        """With its JVM and workers."""
+        family = [*started.children(recursive=True), started]
+        for one in family:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(family, POINT_S)
 
     # --- the whole way ---------------------------------------------------------------------------
 

@@ -268,3 +268,38 @@ def test_a_migrator_killed_at_any_point_goes_on_or_nothing_happened(migration: M
         found.words(20)
         found.after.until_processed(new, found.source, between)
     found.require_counted_once()
+
+
+@pytest.mark.slow
+def test_versions_killed_in_the_middle_of_the_switch_lose_and_double_nothing(
+    migration: Make,
+) -> None:
+    found = migration(COUNTS, INSERTED_AND_RENAMED)
+    found.words(60)
+    between = "again-repartition"
+    old = found.start_version("old")
+    found.before.until_processed(None, found.source, f"{found.before.id}-{between}")
+    found.arm(ASKED, HELD, SWITCHED)
+    found.launch()
+    found.until_marked()
+    new = found.start_version("new")
+    found.words(20)
+    found.until_reached(ASKED)
+    found.kill_version(old)
+    found.words(20)
+    old = found.start_version("old")
+    found.go(ASKED)
+    found.until_reached(HELD)
+    found.kill_version(old)
+    found.kill_version(new)
+    new = found.start_version("new")
+    found.words(20)
+    found.go(HELD)
+    found.until_reached(SWITCHED)
+    found.kill_version(new)
+    found.words(20)
+    found.go(SWITCHED)
+    found.until_switched()
+    found.start_version("new")
+    found.after.until_processed(None, found.source, f"{found.after.id}-{between}")
+    found.require_counted_once()
