@@ -117,6 +117,10 @@ class Holder:
         self.answered: AssignmentData | None = None
 
     @property
+    def group(self) -> str:
+        return self._settings.group_id
+
+    @property
     def topology(self) -> str:
         return self._assignor.topology
 
@@ -213,7 +217,7 @@ def await_still(
             last = f"tasks {some(busy)} are not given up yet" if busy else "it is being rebalanced"
         if clock.monotonic_ms() >= until_ms:
             raise MigrationError(
-                f"The group {holder._settings.group_id} did not stand still within "
+                f"The group {holder.group} did not stand still within "
                 f"{timeout_ms / 1000:g} s: {last}. Does an instance hang, or run an earlier "
                 f"release of everflow, which cannot hold tasks? The old version goes on; call "
                 f"everflow migrate again.",
@@ -226,7 +230,7 @@ def require_one_program(found: Collection[SeenMember], holder: Holder) -> None:
     """MigrationError if a member runs another program than the old one."""
     if strange := others(found, holder.topology):
         raise MigrationError(
-            f"Members of {holder._settings.group_id} run another program than --from names: "
+            f"Members of {holder.group} run another program than --from names: "
             f"{some(strange)}. Their state would be carried wrongly. Nothing was switched, and all "
             f"of them go on. Let one version run alone, or give its program to --from.",
             code="EF-MIGRATION-MEMBERS",

@@ -331,6 +331,7 @@ class Migrator:
     def _switch(
         self, copying: Copying, holder: Holder, writer: RecordWriter, reader: LogReader
     ) -> dict[str, int]:
+        copying.gather()
         every = frozenset(self.old.tasks())
         between = self.old.between()
         drains = frozenset(task for task in every if task.subtopology not in between)

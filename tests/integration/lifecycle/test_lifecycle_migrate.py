@@ -21,7 +21,7 @@ from everflow.migration.migrator import (
     SWITCHING,
 )
 from integration.lifecycle.lifecycle_cluster import Cluster, text, until_failed, until_running
-from integration.lifecycle.migrating import Migration
+from integration.lifecycle.migrating import POINT_S, Migration
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -175,10 +175,13 @@ def test_a_function_that_raises_for_one_value_leaves_the_old_version_running(
         "    if count == 7:\n        raise ValueError('seven')\n"
         "    return {'n': count, 'most': None}\n"
     )
-    found.write([text("w7", "v", 1_000 + n, 0) for n in range(7)])
+    found.write([text("w7", "v", 1_000 + n, 0) for n in range(3)])
     with found.old_running("again") as old:
-        code, said = found.told("--values", "counts=carried:value", "--instances", "0")
-        assert code == 1, said
+        process = found.launch("--values", "counts=carried:value")
+        found.until_marked()
+        found.write([text("w7", "v", 1_500 + n, 0) for n in range(4)])
+        said, _ = process.communicate(timeout=POINT_S)
+        assert process.returncode == 1, said
         assert "EF-MIGRATION-VALUE" in said
         assert f"{found.before.id}-counts-changelog-" in said
         assert "w7" in said
