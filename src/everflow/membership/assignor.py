@@ -577,7 +577,7 @@ def decision_text(decision: Decision) -> str:
             f"rebalance gives them on)"
         )
     if decision.held_back:
-        parts.append(f"held back: {some(decision.held_back)}")
+        parts.append(f"held back for now: {some(decision.held_back)}")
     warming = [f"{task} on {name}" for name, tasks in decision.warmups.items() for task in tasks]
     parts += [f"warm-ups: {some(warming)}"] * bool(warming)
     if decision.later > 0:
