@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from everflow.errors import EverflowError, MigrationError
+from everflow.errors import EverflowError, MigrationError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.reading.record_columns import LogChunk
@@ -112,7 +112,7 @@ def logs_of(
     found = []
     for move in plan.moves:
         was, now = old.stores[move.was], new.stores[move.store]
-        convert = as_they_are
+        convert: Convert = as_they_are
         if move.values is Values.FUNCTION:
             convert = by_function(was, now, functions[move.store])
         elif move.values is Values.FIELDS:
@@ -233,7 +233,14 @@ class Copying:
                     content.total()
 
     def require_equal(self) -> dict[str, int]:
-        """The number of entries by store. MigrationError where a copy is not what was copied."""
+        """The number of entries by store, once no transaction is open on the new changelogs
+        (RetriableError). MigrationError where a copy is not what was copied."""
+        targets = [tp for log in self.logs for tp in log.targets]
+        ends = self.admin.end_offsets(targets, "read_uncommitted", REQUEST_S)
+        stable = self.admin.end_offsets(targets, "read_committed", REQUEST_S)
+        if late := [tp for tp in targets if stable[tp] < ends[tp]]:
+            # The markers of a transaction land some time after its commit (KAFKA-10167).
+            raise RetriableError(f"a transaction is still open on {late[0]}", late)
         self.read_back()
         counts = {}
         for log in self.logs:

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from everflow.assignment.user_data import digest
 from everflow.clock import Clock, Deadline, SystemClock
@@ -77,6 +77,7 @@ ASKED, DRAINED, HELD = "migration-asked", "migration-drained", "migration-held"
 COMPARED, SWITCHING, SWITCHED = "migration-compared", "migration-switching", "migration-switched"
 """Crash points, beside those of `copying`."""
 
+T = TypeVar("T")
 Committed = Mapping[TopicPartition, CommittedOffset]
 
 
@@ -274,8 +275,11 @@ class Migrator:
             if self.compare:
                 copying.read_back()
 
+        self._patiently(once, "copying changelogs")
+
+    def _patiently(self, operation: Callable[[], T], what: str) -> T:
         limit = Deadline(self.clock, self.config.task_timeout_ms)
-        attempting(once, "copying changelogs", clock=self.clock, deadline=limit, stop=self.stop)
+        return attempting(operation, what, clock=self.clock, deadline=limit, stop=self.stop)
 
     def _await_instances(self, copying: Copying) -> None:
         """Go on copying until the new version's instances have followed."""
@@ -310,7 +314,9 @@ class Migrator:
         found: dict[TaskId, list[TopicPartition]] = {}
         for name, (topic, count) in self.new.changelogs.items():
             index = self.new.facts.stores[name].subtopology
-            for number in range(count) if index is not None else ():
+            if index is None:
+                continue
+            for number in range(count):
                 found.setdefault(TaskId(index, number), []).append(TopicPartition(topic, number))
         return found
 
@@ -434,7 +440,7 @@ class Migrator:
         counts: dict[str, int] = {}
         if self.compare:
             with self._step("comparing counts and checksums"):
-                counts = copying.require_equal()
+                counts = self._patiently(copying.require_equal, "comparing both versions")
         reached(COMPARED)
         self._write_switch(committed, inputs, member, writer, reader)
         reached(SWITCHED)
@@ -460,9 +466,7 @@ class Migrator:
             if any(stable[tp] < end for tp, end in ends.items()):
                 raise RetriableError("a transaction of the old version is still open")
 
-        limit = Deadline(self.clock, self.config.task_timeout_ms)
-        what = "waiting for open transactions of the old version"
-        attempting(settled, what, clock=self.clock, deadline=limit, stop=self.stop)
+        self._patiently(settled, "waiting for open transactions of the old version")
         return ends
 
     def _write_switch(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from everflow.columns.key_partitions import MURMUR2
 from everflow.operators.joins.lookup_join import GlobalLookupJoin, LookupJoin
 from everflow.operators.joins.stream_stream import StreamStreamJoin
 from everflow.operators.joins.stream_table import GraceBuffer
@@ -20,7 +21,7 @@ from everflow.state.store import StoreSpec
 from everflow.topology.compatibility import ProgramFacts, facts_of, layouts_to_keep
 from everflow.topology.graph import StatefulNode
 from everflow.topology.idle_sources import bytes_for_layouts
-from everflow.topology.partitioners import MURMUR2, key_partitioners, partitioner_name
+from everflow.topology.partitioners import key_partitioners, partitioner_name
 from everflow.topology.patterns import with_topics
 from everflow.topology.program import Topology
 from everflow.topology.store_layouts import fingerprint, kept_text

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ import psutil
 from everflow import Topology
 from everflow.errors import ApplicationMigratedError
 from everflow.instance.client_state import ClientState
+from everflow.kafka.admin import ClusterAdmin
 from everflow.protocol.messages import FILLED, mark_in
 from everflow.testing import wait_until
 from everflow.worker.crash_points import ENVIRONMENT_VARIABLE
@@ -40,8 +40,8 @@ words = builder.stream({source!r}, key=serdes.string(), value=serdes.string())
 """
 TAIL = "\ntopology = builder.build()\n"
 KEPT = "windowstore.changelog.additional.retention.ms=3153600000000"
-SWITCH_S = 120.0
-POINT_S = 90.0
+SWITCH_S = 240.0
+POINT_S = 180.0
 
 
 class NextVersion(Application):
@@ -62,7 +62,7 @@ class Migration:
     partitions: int = 4
     source: str = field(init=False)
     out: str = field(init=False)
-    process: subprocess.Popen[str] | None = None
+    process: subprocess.Popen[bytes] | None = None
     sent: int = 0
     versions: list[psutil.Process] = field(default_factory=list)
 
@@ -71,6 +71,7 @@ class Migration:
         self.out = self.cluster.topic("out", self.partitions)
         self.before = Application(self.cluster, self.folder, {})
         self.after = NextVersion(self.cluster, self.folder, {})
+        self.admin = ClusterAdmin({"bootstrap.servers": self.cluster.bootstrap})
         self.points.mkdir()
         for name, lines in (("old", self.old), ("new", self.new)):
             (self.folder / f"{name}.py").write_text(self._text(lines))
@@ -123,51 +124,64 @@ class Migration:
             *("--bootstrap-servers", self.cluster.bootstrap, "--set", KEPT, "--yes", *options),
         ]
 
-    def launch(self, *options: str) -> subprocess.Popen[str]:
+    def launch(self, *options: str) -> subprocess.Popen[bytes]:
         environment = {**os.environ, ENVIRONMENT_VARIABLE: str(self.points)}
-        self.process = subprocess.Popen(
-            self.command(*options),
-            cwd=self.folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                self.command(*options),
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
         return self.process
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "migrate.log"
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def history(self) -> list[str]:
+        return self.said().splitlines()[-30:]
+
+    def until_ended(self) -> int:
+        assert self.process is not None
+        process = self.process
+        wait_until(
+            lambda: process.poll() is not None, SWITCH_S, "the migrator to end", self.history
+        )
+        return int(process.returncode)
 
     def told(self, *options: str) -> tuple[int, str]:
         """Exit code and output of a command that ends by itself."""
-        process = self.launch(*options)
-        said, _ = process.communicate(timeout=SWITCH_S)
-        return process.returncode, said
+        self.launch(*options)
+        return self.until_ended(), self.said()
 
     def until_marked(self) -> None:
         """The new version may be started."""
 
         def marked() -> bool:
-            if self.process is not None and self.process.poll() is not None:
-                raise AssertionError(self.process.communicate()[0])
+            assert self.process is None or self.process.poll() is None, self.said()
             found = self.cluster.committed(self.after.id, self.source, "read_uncommitted")
             marks = [mark_in(text) for _, text in found.values()]
             return any(mark is not None and mark.kind == FILLED for mark in marks)
 
-        wait_until(marked, POINT_S, "the mark of the migration")
+        wait_until(marked, POINT_S, "the mark of the migration", self.history)
 
-    def until_switched(self) -> str:
-        assert self.process is not None
-        said, _ = self.process.communicate(timeout=SWITCH_S)
-        assert self.process.returncode == 0, said
-        return said
+    def until_switched(self) -> None:
+        assert self.until_ended() == 0, self.said()
 
     def close(self) -> None:
         for started in self.versions:
             with suppress(psutil.NoSuchProcess):
                 self.kill_version(started)
         if self.process is not None:
-            with suppress(ProcessLookupError):
-                self.process.kill()
-            self.process.communicate()
+            self.process.kill()
+            self.process.wait()
+        self.admin.close()
 
     # --- crash points ----------------------------------------------------------------------------
 
@@ -182,11 +196,11 @@ class Migration:
         process = self.process
 
         def there() -> bool:
-            if process is not None and process.poll() is not None and not marker.exists():
-                raise AssertionError(f"ended before {point}: {process.communicate()[0]}")
+            ended = process is not None and process.poll() is not None
+            assert marker.exists() or not ended, self.said()
             return marker.exists()
 
-        wait_until(there, POINT_S, f"the migrator to reach {point}")
+        wait_until(there, POINT_S, f"the migrator to reach {point}", self.history)
         return int(marker.read_text())
 
     def go(self, point: str) -> None:
@@ -194,8 +208,8 @@ class Migration:
 
     def kill(self) -> None:
         assert self.process is not None
-        os.kill(self.process.pid, signal.SIGKILL)
-        self.process.communicate()
+        self.process.kill()
+        self.process.wait()
 
     # --- versions as processes -------------------------------------------------------------------
 
@@ -215,8 +229,7 @@ class Migration:
         def joined() -> bool:
             assert started.poll() is None, (self.folder / f"{which}.log").read_text()
             process_id = self._process_id(app)
-            members = self.cluster.group(app.id).members
-            return any(process_id in member.client_id for member in members)
+            return any(process_id in one for one in self.admin.client_ids(app.id))
 
         wait_until(joined, POINT_S, f"the {which} version to join")
         return started
