@@ -1,6 +1,7 @@
 """Records of a changelog as the new program stores them, and the comparison of two contents."""
 
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -84,7 +85,7 @@ def test_a_function_gets_the_old_value_and_its_failure_names_the_entry() -> None
 Change = tuple[bytes, bytes | None, int]
 
 
-def content(changes: list[Change], cuts: int, of: StoreSpec) -> Content:
+def content(changes: Sequence[Change], cuts: int, of: StoreSpec) -> Content:
     found = Content(of)
     for at in range(0, len(changes), cuts):
         part = changes[at : at + cuts]
