@@ -254,7 +254,7 @@ def _table(node: WholeTableNode) -> str:
 # --- what a node computes, without names ----------------------------------------------------------
 
 _NAMES = frozenset(
-    {"name", "inputs", "where", "stores", "reads", "parts", "store", "through", "source"}
+    {"name", "inputs", "where", "stores", "reads", "parts", "store", "through", "source", "firsts"}
 )
 """Fields of nodes and operators that name things; stores and topics are compared by themselves."""
 
