@@ -262,8 +262,10 @@ class ClusterTopics:
             return
         before = read_before(self._committed(_partitions_of(grown)))
         if found := misfits(subs, counts, fixed, before):
-            texts = " ".join(f"{one.text}." for one in found)
-            raise InternalTopicError(f"{texts} {found[0].cure(name)} {start_over(name)}")
+            raise InternalTopicError(
+                f"Inputs do not fit the state behind them. "
+                f"{' '.join(f'The {one.text}: {one.cure}.' for one in found)} {start_over(name)}"
+            )
         for topic, (partitions, tasks) in sorted(grown_topics(subs, counts, fixed).items()):
             text = (
                 "Topic %s has %d partitions, and the stores behind it %d: a task reads %d of them"

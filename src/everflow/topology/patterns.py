@@ -184,12 +184,15 @@ def why_not_grown(
     sub = next(one for one in subs.subtopologies if one.index == subs.index_of[source.name])
     fixed = fixed_tasks(subs, internal, application_id)
     if sub.stores and sub.index not in fixed:
-        return f"store {sub.stores[0].name} behind it has no changelog, which would say its number"
+        return (
+            f"store {sub.stores[0].name} behind it has no changelog: what it has of keys that go "
+            f"to new tasks would be lost without a word"
+        )
     if counts[topic] < fixed.get(sub.index, 0):
-        return f"the stores beside it have {fixed[sub.index]}"
+        return f"the stores behind it have {fixed[sub.index]}, more than the topic had"
     for one in misfits(subs, now, fixed, counts):
         if one.topic == topic:
-            return one.text
+            return f"{one.text}: {one.cure}"
     before = _internal_partitions(topology, counts, application_id, internal)
     try:
         after = _internal_partitions(topology, now, application_id, internal)

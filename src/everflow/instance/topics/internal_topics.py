@@ -472,11 +472,9 @@ class TopicChanges:
         return self._changed(
             topic,
             f"Topic {topic} has now {now} partitions, was {before} when the application started",
-            f"its new partitions are not read{f': {why}' if why else ''}. Stop all instances. "
+            f"its new partitions are not read{f', for {why}' if why else ''}. Stop all instances; "
             f"everflow check PROGRAM --application-id {self.application_id} says what a start "
-            f"needs: nothing, or that keys are now in other partitions than their state. Then put "
-            f".repartition(name='a-name', partitions={now}) behind the source and carry the state "
-            f"over with everflow migrate, or give it up.",
+            f"needs.",
             "keys of this internal topic no longer meet their state. Stop all instances; create "
             "the topic as it was from a backup, or give up the state.",
         )
