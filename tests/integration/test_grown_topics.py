@@ -68,7 +68,7 @@ def spread(records: Sequence[Record], partitions: Callable[[int], int]) -> Itera
 
 def of_round(side: str, turn: int) -> list[Record]:
     """A record of each key; times go on from round to round."""
-    return [text(key, f"{side}{turn}", 10 * turn + n % 7) for n, key in enumerate(KEYS)]
+    return [text(key, f"{side}{turn}", 1_000 + 10 * turn + n % 7) for n, key in enumerate(KEYS)]
 
 
 def model(
