@@ -151,8 +151,8 @@ def test_a_window_and_a_join_go_on_exactly_once_while_an_input_doubles(
         assert streams.state is ClientState.RUNNING
         assert len(cluster.committed(app.id, left)) == 8
     cluster.grow(right, 12)
-    for settings in ({}, {"state_dir": str(tmp_path / "anew")}):
-        with app.running(program, **settings) as streams:
+    for state in (app.state, tmp_path / "anew"):
+        with app.running(program, state_dir=str(state)) as streams:
             write(len(lefts) // len(KEYS), lambda _: 8, 12)
             require_right(streams)
             assert sorted(incarnations(streams)) == sorted(before)

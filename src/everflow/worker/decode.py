@@ -119,8 +119,8 @@ class Judge:
 
     def skipped_rows(self, source: Source, raw: EdgeBatch) -> dict[int, Fault]:
         found: dict[int, Fault] = {}
-        for (*log, offset), fault in self._skipped.items():
-            tp = TopicPartition(*log)
+        for (topic, partition, offset), fault in self._skipped.items():
+            tp = TopicPartition(topic, partition)
             if source.reads(tp):
                 mine = raw.partition == source.task(tp).partition
                 rows = np.flatnonzero(mine & (raw.offset == offset))
