@@ -4,6 +4,8 @@ tasks that have the state; any other number is refused by who runs and by who st
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from everflow.cli import app as commands
 from everflow.columns.key_partitions import java_partitions
 from everflow.errors import FatalError, InternalTopicError
 from everflow.instance.client_state import ClientState
+from everflow.instance.instance import Extension
 from everflow.instance.topics import internal_topics
 from everflow.records import TaskId, TopicPartition
 from everflow.testing import wait_until
@@ -100,9 +103,9 @@ def read_by(streams: KafkaStreams) -> set[TopicPartition]:
 
 
 def stored(streams: KafkaStreams) -> dict[tuple[str, int], int]:
-    """All counts, each key's in the store of its own task."""
+    """The counts of the tasks that run here, each key's in the store of its own task."""
     found: dict[tuple[str, int], int] = {}
-    for partition in range(4):
+    for partition in streams.store("n").partitions:
         for window, count in streams.store("n", partition=partition).all():
             keys = pa.array([window.key.encode()], pa.binary())
             assert java_partitions(keys, 4).tolist() == [partition]
@@ -110,55 +113,122 @@ def stored(streams: KafkaStreams) -> dict[tuple[str, int], int]:
     return found
 
 
+@dataclass
+class Case:
+    """The program over its topics, and the records that were written."""
+
+    app: Application
+    cluster: Cluster
+    lefts: list[Record] = field(default_factory=list)
+    rights: list[Record] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.left, self.right = self.cluster.topic("left", 4), self.cluster.topic("right", 4)
+        self.out = self.cluster.topic("pairs", 1)
+        self.program = counted_and_joined(self.left, self.right, self.out)
+
+    def write(self, knows: Callable[[int], int], others: int = 4) -> None:
+        """One round. ``knows``: how many partitions of ``left`` the producer of a record knows."""
+        turn = len(self.lefts) // len(KEYS)
+        mine, theirs = of_round("l", turn), of_round("r", turn)
+        self.cluster.write(self.left, spread(mine, knows))
+        self.cluster.write(self.right, spread(theirs, lambda _: others))
+        self.lefts.extend(mine)
+        self.rights.extend(theirs)
+
+    def require_right(self, *running: KafkaStreams) -> None:
+        self.app.until_processed(None, self.left, self.right)
+        for streams in running:
+            self.app.until_processed(streams, self.left, self.right)
+        counts, pairs = model(self.lefts, self.rights)
+        found: dict[tuple[str, int], int] = {}
+        for streams in running:
+            found |= stored(streams)
+        assert found == counts
+        read = self.cluster.read(self.out)
+        assert Counter((one.key, (one.value or b"").decode()) for one in read) == pairs
+
+
+def either(number: int) -> int:
+    """Some producers know the new partitions."""
+    return 8 if number % 2 else 4
+
+
 @pytest.mark.timeout(600)
 def test_a_window_and_a_join_go_on_exactly_once_while_an_input_doubles(
     app: Application, cluster: Cluster, tmp_path: Path
 ) -> None:
-    left, right = cluster.topic("left", 4), cluster.topic("right", 4)
-    out = cluster.topic("pairs", 1)
-    program = counted_and_joined(left, right, out)
-    lefts: list[Record] = []
-    rights: list[Record] = []
-
-    def write(turn: int, knows: Callable[[int], int], others: int = 4) -> None:
-        mine, theirs = of_round("l", turn), of_round("r", turn)
-        cluster.write(left, spread(mine, knows))
-        cluster.write(right, spread(theirs, lambda _: others))
-        lefts.extend(mine)
-        rights.extend(theirs)
-
-    def require_right(streams: KafkaStreams) -> None:
-        app.until_processed(streams, left, right)
-        counts, pairs = model(lefts, rights)
-        assert stored(streams) == counts
-        for (key, start), count in list(counts.items())[::7]:
-            assert streams.store("n").fetch_window(key, start) == count
-        written = Counter((one.key, (one.value or b"").decode()) for one in cluster.read(out))
-        assert written == pairs
-
-    with app.running(program, num_stream_threads=2) as streams:
-        write(0, lambda _: 4)
+    case = Case(app, cluster)
+    left, right = case.left, case.right
+    with app.running(case.program, num_stream_threads=2) as streams:
+        case.write(lambda _: 4)
         app.until_processed(streams, left, right)
         before = incarnations(streams)
         assert sorted(before) == [TaskId(0, number) for number in range(4)]
         cluster.grow(left, 8)
-        write(1, lambda number: 8 if number % 2 else 4)  # some producers know the new ones
+        case.write(either)
         wait_until(lambda: len(read_by(streams)) == 8 + 4, TAKEN_UP_S, "the new partitions")
-        for turn in (2, 3):
-            write(turn, lambda number: 8 if number % 2 else 4)
-        require_right(streams)
+        for _ in range(2):
+            case.write(either)
+        case.require_right(streams)
         assert incarnations(streams) == before, "no task was recovered for it"
         assert streams.state is ClientState.RUNNING
         assert len(cluster.committed(app.id, left)) == 8
     cluster.grow(right, 12)
     for state in (app.state, tmp_path / "anew"):
-        with app.running(program, state_dir=str(state)) as streams:
-            write(len(lefts) // len(KEYS), lambda _: 8, 12)
-            require_right(streams)
+        with app.running(case.program, state_dir=str(state)) as streams:
+            case.write(lambda _: 8, 12)
+            case.require_right(streams)
+            (key, start), count = next(iter(model(case.lefts, [])[0].items()))
+            assert streams.store("n").fetch_window(key, start) == count
             assert sorted(incarnations(streams)) == sorted(before)
             assert len(read_by(streams)) == 8 + 12
     ends = cluster.ends(f"{app.id}-n-changelog")
     assert len(ends) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_instances_agree_of_which_one_notices_later(
+    app: Application, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task goes on where it is; the late one reads the new partitions once it knows them. A
+    standby takes over a task with all its partitions."""
+    case = Case(app, cluster)
+    late: list[object] = []
+    check = Extension.check
+    monkeypatch.setattr(
+        Extension, "check", lambda self: None if self.instance in late else check(self)
+    )
+    with ExitStack() as held:
+
+        def started(number: int) -> KafkaStreams:
+            folder, one = str(app.folder / f"state-{number}"), {"num_standby_replicas": 1}
+            running = app.running(case.program, state_dir=folder, num_stream_threads=2, **one)
+            return held.enter_context(running)
+
+        second, first = started(1), started(0)
+        case.write(lambda _: 4)
+        both = [first, second]
+        wait_until(
+            lambda: [len(incarnations(one)) for one in both] == [2, 2], TAKEN_UP_S, "equal shares"
+        )
+        before = [incarnations(one) for one in both]
+        late.append(second._life.instance)
+        cluster.grow(case.left, 8)
+        wait_until(lambda: len(read_by(first)) == 2 * 3, TAKEN_UP_S, "the first to notice")
+        case.write(either)
+        app.until_processed(None, case.right)
+        assert len(read_by(second)) == 2 * 2
+        late.clear()
+        wait_until(lambda: len(read_by(second)) == 2 * 3, TAKEN_UP_S, "the second to notice")
+        case.write(either)
+        case.require_right(*both)
+        assert [incarnations(one) for one in both] == before, "no task was recovered"
+        assert second.close(60.0)
+        wait_until(lambda: len(read_by(first)) == 4 * 3, TAKEN_UP_S, "the takeover")
+        case.write(either)
+        case.require_right(first)
 
 
 PROGRAM = """
