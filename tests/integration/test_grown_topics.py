@@ -203,8 +203,12 @@ def test_two_instances_agree_of_which_one_notices_later(
     with ExitStack() as held:
 
         def started(number: int) -> KafkaStreams:
-            folder, one = str(app.folder / f"state-{number}"), {"num_standby_replicas": 1}
-            running = app.running(case.program, state_dir=folder, num_stream_threads=2, **one)
+            running = app.running(
+                case.program,
+                state_dir=str(app.folder / f"state-{number}"),
+                num_stream_threads=2,
+                num_standby_replicas=1,
+            )
             return held.enter_context(running)
 
         second, first = started(1), started(0)
