@@ -274,15 +274,16 @@ class RepeatedFailureError(FatalError, code="EF-REPEATED-FAILURE"):
 
 class IncompatibleTopologyError(_DetailedError, code="EF-INCOMPATIBLE-TOPOLOGY"):
     """This instance's program does not match the one that the group runs; the other instances
-    continue. ``difference``: the differences, one per line."""
+    continue. ``difference``: the differences, as `everflow check` has them."""
 
     difference: str = ""
 
 
 class StoreLayoutError(_DetailedError, code="EF-STORE-LAYOUT"):
-    """The values of a store were written by a program with other fields, types or aggregates; with
-    this program's types they would be read as wrong values. Nothing was read or changed.
-    ``difference``: store, node, line, and the stored and the declared types."""
+    """The values of a store, or records that wait in a repartition topic, were written by a program
+    with other fields, types or aggregates; with this program's types they would be read as wrong
+    values. Nothing was read or changed. ``difference``: store or topic, line, and the stored and
+    the declared types, as `everflow check` has them."""
 
     difference: str = ""
 

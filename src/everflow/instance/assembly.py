@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -50,12 +50,13 @@ from everflow.kafka.reading.record_columns import LogChunk
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.kafka.writing.transaction import GroupMetadata, fence_all
 from everflow.kafka.writing.writer_settings import QUEUE
-from everflow.logs import LogFile, log_path, some
+from everflow.logs import JsonLines, LogFile, log_path, some
 from everflow.membership.assignor import Identity, MemberAssignor
 from everflow.membership.member import GroupMember
 from everflow.membership.own_assignor import decision, patience_s
 from everflow.memory import SpareMemory, trim_of_libc
 from everflow.protocol.messages import WorkerClients
+from everflow.rebalances import RebalanceBook
 from everflow.records import CommittedOffset, Offsets, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.state.left_out import Chunk, PlacedChunk, as_processed
@@ -139,6 +140,19 @@ def instance_log(config: StreamsConfig) -> LogFile | None:
     except OSError as error:
         log.warning("No log file: %s cannot be written (%s)", path, error.strerror)
         return None
+
+
+def keep_rebalances(config: StreamsConfig, book: RebalanceBook, opened: ExitStack) -> None:
+    """Write each record to a file beside the log, until ``opened`` closes."""
+    path = log_path(config.state_dir, config.application_id).with_name("rebalances.jsonl")
+    try:
+        file = JsonLines(path)
+    except OSError as error:
+        log.warning("Rebalances are not kept: %s cannot be written (%s)", path, error.strerror)
+        return
+    book.write = lambda record: file.add(asdict(record))
+    opened.callback(file.close)
+    opened.callback(book.close)
 
 
 def client_id(config: StreamsConfig, process_id: str) -> str:
@@ -410,7 +424,7 @@ class ClusterPorts:
             clock,
         )
         if not tasks:
-            return GlobalTables((), None, instance.failed, clock, loaded)
+            return GlobalTables((), None, instance.uncaught_elsewhere, clock, loaded)
         sources = {table.source.topic: table.source for table in plan.global_tables}
         count, handlers = partial(count_left_out, instance.metrics), self._config.handlers()
         intake = GlobalRecords(sources, handlers, self._letter_writer, count)
@@ -437,7 +451,7 @@ class ClusterPorts:
             name="everflow-global-tables",
         )
         updater = StateUpdater(services, clock, sys.maxsize, self._config.task_timeout_ms)
-        tables = GlobalTables(tasks, updater, instance.failed, clock, loaded)
+        tables = GlobalTables(tasks, updater, instance.uncaught_elsewhere, clock, loaded)
         return tables
 
     def _letter_writer(self) -> RecordWriter:
@@ -652,7 +666,7 @@ class ClusterPorts:
         self._watch = TopicWatch(
             lambda: admin.describe_topics(topics.topics, WATCH_REQUEST_S),
             topics,
-            instance.failed,
+            instance.uncaught_elsewhere,
             self._clock,
             Extension(instance=instance, ports=self).check,
         )

@@ -22,7 +22,6 @@ from everflow.instance.topics.internal_topics import (
     missing_outputs,
     prepare,
     require_compacted,
-    short_name,
 )
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.writing.transaction import fence_all
@@ -31,20 +30,18 @@ from everflow.protocol.messages import of_kafka_streams, parse_metadata
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying, waiting
 from everflow.state.task_directory import StateDirectory
+from everflow.topology.compatibility import (
+    layouts_to_keep,
+    require_read,
+    require_readable,
+    retyped,
+)
 from everflow.topology.graph import Graph, SourceNode, extractor_named
 from everflow.topology.idle_sources import bytes_for_layouts, require_metadata_fits
 from everflow.topology.patterns import TopicGrowth, pattern_sources, with_topics
 from everflow.topology.plan import PhysicalPlan, emitting_every_update, plan, with_default_extractor
 from everflow.topology.program import Topology
-from everflow.topology.store_layouts import (
-    beside_topics,
-    fingerprint,
-    from_json,
-    layouts_to_keep,
-    require_readable,
-    to_text,
-    topics_in,
-)
+from everflow.topology.store_layouts import fingerprint, from_json, kept_text, topics_in
 from everflow.topology.subtopologies import InternalTopics, SubTopologies, cut, internal_topics
 
 log = logging.getLogger("everflow")
@@ -203,9 +200,8 @@ class ClusterTopics:
         if ids.before != ids.now:
             directory.record_input_ids(cluster_id, ids.now)
         partitions = {**inputs, **{name: n for name, (n, _) in needed.repartition.items()}}
-        # 6. The stores' layouts are those of this program.
-        names = [short_name(config.application_id, name) for name in needed.repartition]
-        layouts = self._compared_layouts(topology, partitions, names)
+        # 6. The stores' layouts are those of this program, and so are records that wait.
+        layouts = self._compared_layouts(subs, partitions)
         # 7. The physical plan.
         return Blueprint(
             application_id=config.application_id,
@@ -256,16 +252,22 @@ class ClusterTopics:
         group = self._config.application_id
         return self._admin.committed(group, partitions, COMMITTED_TIMEOUT_S, stable=False)
 
-    def _compared_layouts(
-        self, topology: Topology, partitions: Mapping[str, int], repartition: Iterable[str]
-    ) -> str:
-        """The text that is committed beside offsets (note 013). StoreLayoutError."""
-        committed = self._committed(_partitions_of(partitions)).values()
-        found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed]
-        kept = layouts_to_keep(self._config.application_id, topology, found)
-        topics = topics_in(found).get("repartition", frozenset()).union(repartition)
-        most_bytes = bytes_for_layouts(topology)
-        text = to_text(beside_topics(kept, topics), most_bytes) or to_text(kept, most_bytes)
+    def _compared_layouts(self, subs: SubTopologies, partitions: Mapping[str, int]) -> str:
+        """The text that is committed beside offsets (notes 013, 067). StoreLayoutError."""
+        name, graph = self._config.application_id, subs.topology
+        committed = self._committed(_partitions_of(partitions))
+        found = [from_json(parse_metadata(one.metadata).layouts) for one in committed.values()]
+        kept = layouts_to_keep(name, graph, found)
+        if changed := retyped(graph, found):
+            topics = {f"{name}-{change.name}" for change in changed}
+            read = {
+                tp: committed[tp].offset if tp in committed else 0
+                for tp in _partitions_of({topic: partitions[topic] for topic in topics})
+            }
+            spans = self.spans(read)
+            unread = {tp: end - max(start, read[tp]) for tp, (start, end) in spans.items()}
+            require_read(name, changed, unread)
+        text = kept_text(kept, subs, found, bytes_for_layouts(graph))
         if kept and not text:
             log.warning(
                 "The layouts of %d stores are too long to be kept: the next start does not check "
