@@ -304,6 +304,29 @@ class ShutdownRequestedError(FatalError, code="EF-SHUTDOWN-REQUESTED"):
     """An instance asked the whole application to shut down (KIP-663)."""
 
 
+class ApplicationMigratedError(_DetailedError, code="EF-MIGRATED"):
+    """The application's state and offsets were carried into another application by `everflow
+    migrate`, which goes on in its place. Nothing was read or changed.
+
+    Attributes: to: the application.id of that one.
+    """
+
+    to: str = ""
+
+
+class MigrationError(_DetailedError, code="EF-MIGRATION"):
+    """`everflow migrate` cannot carry the application over, or gave up before the switch: the old
+    version goes on. The message says why, and what to do.
+
+    Attributes: store: whose entry could not be converted; place: topic, partition and offset of its
+    record; key: its bytes.
+    """
+
+    store: str = ""
+    place: tuple[str, int, int] | None = None
+    key: bytes | None = None
+
+
 class TaskTimeoutError(FatalError, code="EF-TASK-TIMEOUT"):
     """An operation was retried until ``task.timeout.ms`` was over (KIP-572): a task made no
     progress in that time, or an instance could not start. The message contains the last failure.

@@ -97,11 +97,14 @@ def _of_application(
 ) -> ProgramFacts:
     """What the brokers know of an application. ConfigError: nothing; RetriableError."""
     from everflow.cli.cluster_reset import leftovers
-    from everflow.protocol.messages import of_kafka_streams, parse_metadata
+    from everflow.protocol.messages import COPIED, mark_in, of_kafka_streams, parse_metadata
     from everflow.topology.known_programs import facts_of_application
     from everflow.topology.store_layouts import from_json
 
-    committed = admin.committed(application_id, None, _ASK_S, stable=False)
+    found = admin.committed(application_id, None, _ASK_S, stable=False)
+    marks = {tp: mark_in(one.metadata) for tp, one in found.items()}
+    # Without a migration's positions in the changelogs that it has copied.
+    committed = {tp: found[tp] for tp, mark in marks.items() if mark is None or mark.kind != COPIED}
     if not committed:
         raise ConfigError(
             f"group {application_id} has committed nothing at {config.bootstrap_servers}, so no "

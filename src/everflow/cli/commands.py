@@ -42,6 +42,7 @@ _ORDER = (
         "run",
         "describe",
         "check",
+        "migrate",
         "broker",
         "demo",
         "new",

@@ -12,6 +12,7 @@ from everflow.clock import Clock, Deadline
 from everflow.config import StreamsConfig
 from everflow.errors import TopologyError
 from everflow.instance.tasks.blueprint import Blueprint
+from everflow.instance.tasks.recovery import require_not_migrated
 from everflow.instance.topics.internal_topics import (
     LEFT_OUT,
     InputIds,
@@ -26,7 +27,7 @@ from everflow.instance.topics.internal_topics import (
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.writing.transaction import fence_all
 from everflow.logs import counted, rebalance_log, some
-from everflow.protocol.messages import of_kafka_streams, parse_metadata
+from everflow.protocol.messages import FILLED, mark_in, of_kafka_streams, parse_metadata
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying, waiting
 from everflow.state.task_directory import StateDirectory
@@ -187,6 +188,7 @@ class ClusterTopics:
         inputs = {topic: counts[topic] for sub in subs.subtopologies for topic in sub.source_topics}
         now = {name: described[name].topic_id for name in inputs if name in described}
         ids = InputIds(directory.input_ids(cluster_id), now)
+        filled_from = self._filled_from(inputs)
         kept = self._prepare_internal(topology, needed, inputs, ids)
         for name in ids.recreated:
             log.warning(
@@ -217,7 +219,16 @@ class ClusterTopics:
             layouts=layouts,
             topology=topology,
             global_partitions={topic: counts[topic] for topic in subs.global_topics},
+            filled_from=filled_from,
         )
+
+    def _filled_from(self, inputs: Mapping[str, int]) -> str | None:
+        """The application whose state is being copied here. ApplicationMigratedError: this one has
+        gone elsewhere."""
+        committed = self._committed(_partitions_of(inputs))
+        require_not_migrated(self._config.application_id, committed)
+        found = [mark_in(one.metadata) for one in committed.values()]
+        return next((one.application_id for one in found if one and one.kind == FILLED), None)
 
     def _require_outputs(self, topology: Topology, partitions: int) -> None:
         dead_letters = self._config.errors_dead_letter_queue_topic_name

@@ -21,6 +21,7 @@ from everflow.assignment.cluster_state import (
     Member,
     MemberFacts,
     TaskInfo,
+    holding,
     owners_of,
     tasks_of,
     validate_assignment,
@@ -220,6 +221,8 @@ class MemberAssignor:
         """Ask, from the next join on, every member of the group to end."""
         self.all_asked = False
         """True if this member led the last generation, and every member of it asked that."""
+        self.held: frozenset[TaskId] = frozenset()
+        """Ask, from the next join on, that no member runs these tasks (note 067)."""
         self._subtopologies = {index: tuple(topics) for index, topics in subtopologies.items()}
         self._grown: Mapping[str, int] = {}
         self._subtopology_of = {
@@ -295,6 +298,7 @@ class MemberAssignor:
             instance_id=me.instance_id,
             topology=self.topology,
             error=AnswerError.SHUTDOWN_REQUESTED if self.shutting_down_all else AnswerError.NONE,
+            held=self.held,
             nonce=nonce,
             used_version=self._used_version,
             latest_version=self._latest_version,
@@ -420,6 +424,10 @@ class MemberAssignor:
             raise ValueError(f"it broke the rules: {'; '.join(problems[:10])}")
         if delays:
             self._delay, decided = remember(self._delay, cluster, decided, now_ms)
+        held = frozenset[TaskId]().union(*(data.held for data in screening.accepted.values()))
+        decided = holding(decided, held, cluster.tasks)
+        if held:
+            cluster = replace(cluster, held_back=cluster.held_back | held)
         self.decision = decision_of(self._known, cluster, decided)
         if rebalance_log.isEnabledFor(logging.INFO):
             text = decision_text(self.decision)
@@ -569,7 +577,7 @@ def decision_text(decision: Decision) -> str:
             f"rebalance gives them on)"
         )
     if decision.held_back:
-        parts.append(f"held back for a lost instance: {some(decision.held_back)}")
+        parts.append(f"held back for now: {some(decision.held_back)}")
     warming = [f"{task} on {name}" for name, tasks in decision.warmups.items() for task in tasks]
     parts += [f"warm-ups: {some(warming)}"] * bool(warming)
     if decision.later > 0:

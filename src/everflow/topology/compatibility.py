@@ -362,7 +362,7 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 def changes(old: ProgramFacts, new: ProgramFacts) -> list[Change]:
     """The differences, the gravest first; empty: the programs are the same, as far as is known."""
-    renamed = _renamed(old, new)
+    renamed = renamed_stores(old, new)
     found = [
         *_stores(old, new, renamed),
         *(_unreadable(new.stores) if old.java else ()),
@@ -399,7 +399,7 @@ def effect_of(found: Sequence[Change]) -> Effect:
 _GENERATED = re.compile(r"-\d{10}$")
 
 
-def _renamed(old: ProgramFacts, new: ProgramFacts) -> dict[str, str]:
+def renamed_stores(old: ProgramFacts, new: ProgramFacts) -> dict[str, str]:
     """Stores of the old program that the new one has under another name: of the same layout, and
     in the order of the names, so that generated names that have shifted find their own."""
     missing = old.stores.keys() - new.stores.keys()
@@ -649,7 +649,7 @@ def _subtopologies(
 
         yield from _topics("", named(old.topics), named(new.topics))
         return
-    pairs = _paired(old, new, renamed)
+    pairs = paired_subtopologies(old, new, renamed)
     for number, facts in sorted(old.subtopologies.items()):
         other = pairs.get(number)
         if other is None:
@@ -682,7 +682,9 @@ def _patterns(*programs: ProgramFacts) -> list[re.Pattern[str]]:
     ]
 
 
-def _paired(old: ProgramFacts, new: ProgramFacts, renamed: Mapping[str, str]) -> dict[int, int]:
+def paired_subtopologies(
+    old: ProgramFacts, new: ProgramFacts, renamed: Mapping[str, str]
+) -> dict[int, int]:
     """Old sub-topologies and the new ones that have their stores, else their inputs."""
     assert old.subtopologies is not None
     assert new.subtopologies is not None

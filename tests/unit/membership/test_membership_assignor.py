@@ -746,3 +746,30 @@ def test_a_draining_instance_gives_each_task_to_the_nearest_copy(decide: OwnDeci
 def test_where_everybody_drains_somebody_still_works(decide: OwnDecide) -> None:
     found = decide(own_cluster(replace(OWN_FIRST, draining=True), replace(SECOND, draining=True)))
     assert frozenset().union(*found.active.values()) == frozenset(OWN_TASKS)
+
+
+# --- tasks that are held for a migration (note 067) -----------------------------------------------
+
+
+def test_held_tasks_are_given_to_nobody_and_followed_where_they_would_run() -> None:
+    leader = assignor(Ports(ends={TASK_0: 50, TASK_1: 50}))
+    runs = member("x", TASK_0, TASK_1, generation=3)
+    assert decided(leader, m1=runs)["m1"].active == {TASK_0, TASK_1}
+    asks = member("z", draining=True, held=frozenset({TASK_0}))
+    given = decided(leader, m1=runs, migrator=asks)
+    assert given["m1"].active == {TASK_1}
+    assert given["m1"].standby == {TASK_0}
+    assert not given["migrator"].active
+    assert leader.decision is not None
+    assert str(TASK_0) in " ".join(leader.decision.held_back)
+    let_go = replace(runs, owned=frozenset({TASK_1}), generation=4, offset_sums={TASK_0: 50})
+    assert decided(leader, m1=let_go, migrator=asks)["m1"].standby == {TASK_0}
+    back = decided(leader, m1=let_go)
+    assert back["m1"].active == {TASK_0, TASK_1}, "without the one who asked they run again"
+
+
+def test_a_member_asks_to_hold_tasks_from_its_next_join_on() -> None:
+    one = assignor()
+    assert decode(one.user_data()).held == frozenset()
+    one.held = frozenset({TASK_0, TASK_2})
+    assert decode(one.user_data()).held == {TASK_0, TASK_2}
