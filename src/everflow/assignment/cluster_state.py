@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from everflow.config import AssignmentRules as AssignmentRules
 from everflow.records import TaskId, TopicPartition
@@ -94,6 +94,22 @@ class Assignment:
     target: Mapping[str, frozenset[TaskId]] = field(default_factory=dict)
     movements: int = 0
     followup_ms: int | None = None
+
+
+def holding(
+    assignment: Assignment, held: Collection[TaskId], tasks: Mapping[TaskId, TaskInfo]
+) -> Assignment:
+    """The assignment without ``held`` tasks (note 067): who would run one follows it, if it has
+    state; its present owner gives it up."""
+    active, standby = dict(assignment.active), dict(assignment.standby)
+    for member_id, own in assignment.active.items():
+        stopped = own.intersection(held)
+        active[member_id] = own - stopped
+        followed = frozenset(task for task in stopped if tasks[task].stateful)
+        standby[member_id] = standby.get(member_id, frozenset()) | followed
+    return replace(
+        assignment, active=active, standby=standby, withheld=assignment.withheld.difference(held)
+    )
 
 
 def tasks_of(

@@ -74,10 +74,12 @@ class UserData(MemberFacts):
 
     ``topology`` is `digest` of the fingerprint's lines. ``error``: NONE or SHUTDOWN_REQUESTED (for
     the whole application). ``nonce`` changes with every join, as the broker ignores a rejoin
-    without a change (scenario 20); `AssignmentData.answers` repeats it.
+    without a change (scenario 20); `AssignmentData.answers` repeats it. ``held``: tasks that no
+    member is to run now, by the wish of this one (note 067).
     """
 
     topology: str = ""
+    held: frozenset[TaskId] = frozenset()
     error: AnswerError = AnswerError.NONE
     nonce: int = 0
     used_version: int = LATEST_VERSION
@@ -280,6 +282,7 @@ _MEMBER = (
     _Field("i", "instance_id", _same, _same),
     _Field("f", "topology", _same, _text, ""),
     _Field("x", "error", int, AnswerError, 0),
+    _Field("h", "held", runs, tasks_of_runs, ""),
 )
 _ANSWER = (
     _Field("n", "answers", _same, int),

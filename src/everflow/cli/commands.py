@@ -37,7 +37,20 @@ F = TypeVar("F", bound=Callable[..., int | None])
 
 
 _ORDER = (
-    *("version", "run", "describe", "broker", "demo", "new", "dlq", "topic", "fleet", "scale"),
+    *(
+        "version",
+        "run",
+        "describe",
+        "check",
+        "migrate",
+        "broker",
+        "demo",
+        "new",
+        "dlq",
+        "topic",
+        "fleet",
+        "scale",
+    ),
     *("produce", "consume", "reset", "state", "status", "tasks", "lag", "drain", "rack"),
     *("autoscale", "setup", "simulate"),
 )

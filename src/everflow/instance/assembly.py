@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -40,6 +40,7 @@ from everflow.instance.thread.stream_thread import OpenJob, ThreadSettings
 from everflow.instance.thread.worker_processes import is_worker, kill_and_wait
 from everflow.instance.topics.end_offsets import EndOffsets, EndSums, PartitionRacks, ShrunkLogs
 from everflow.instance.topics.internal_topics import TopicChanges, TopicWatch
+from everflow.instance.topics.switch_watch import SwitchWatch
 from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.connection_settings import security_keywords
 from everflow.kafka.group_channel import GroupSettings
@@ -50,12 +51,13 @@ from everflow.kafka.reading.record_columns import LogChunk
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.kafka.writing.transaction import GroupMetadata, fence_all
 from everflow.kafka.writing.writer_settings import QUEUE
-from everflow.logs import LogFile, log_path, some
+from everflow.logs import JsonLines, LogFile, log_path, some
 from everflow.membership.assignor import Identity, MemberAssignor
 from everflow.membership.member import GroupMember
 from everflow.membership.own_assignor import decision, patience_s
 from everflow.memory import SpareMemory, trim_of_libc
-from everflow.protocol.messages import WorkerClients
+from everflow.protocol.messages import FILLED, WorkerClients, mark_in
+from everflow.rebalances import RebalanceBook
 from everflow.records import CommittedOffset, Offsets, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.state.left_out import Chunk, PlacedChunk, as_processed
@@ -139,6 +141,19 @@ def instance_log(config: StreamsConfig) -> LogFile | None:
     except OSError as error:
         log.warning("No log file: %s cannot be written (%s)", path, error.strerror)
         return None
+
+
+def keep_rebalances(config: StreamsConfig, book: RebalanceBook, opened: ExitStack) -> None:
+    """Write each record to a file beside the log, until ``opened`` closes."""
+    path = log_path(config.state_dir, config.application_id).with_name("rebalances.jsonl")
+    try:
+        file = JsonLines(path)
+    except OSError as error:
+        log.warning("Rebalances are not kept: %s cannot be written (%s)", path, error.strerror)
+        return
+    book.write = lambda record: file.add(asdict(record))
+    opened.callback(file.close)
+    opened.callback(book.close)
 
 
 def client_id(config: StreamsConfig, process_id: str) -> str:
@@ -352,6 +367,7 @@ class ClusterPorts:
         self._gate_path: str
         self._maintenance: StateMaintenance
         self._watch: TopicWatch
+        self._switch: SwitchWatch | None = None
         self._topics: TopicChanges
         self._member: GroupMember
         require_slots(context, self._config.num_stream_threads)
@@ -410,7 +426,7 @@ class ClusterPorts:
             clock,
         )
         if not tasks:
-            return GlobalTables((), None, instance.failed, clock, loaded)
+            return GlobalTables((), None, instance.uncaught_elsewhere, clock, loaded)
         sources = {table.source.topic: table.source for table in plan.global_tables}
         count, handlers = partial(count_left_out, instance.metrics), self._config.handlers()
         intake = GlobalRecords(sources, handlers, self._letter_writer, count)
@@ -437,7 +453,7 @@ class ClusterPorts:
             name="everflow-global-tables",
         )
         updater = StateUpdater(services, clock, sys.maxsize, self._config.task_timeout_ms)
-        tables = GlobalTables(tasks, updater, instance.failed, clock, loaded)
+        tables = GlobalTables(tasks, updater, instance.uncaught_elsewhere, clock, loaded)
         return tables
 
     def _letter_writer(self) -> RecordWriter:
@@ -509,6 +525,16 @@ class ClusterPorts:
             max_delay_ms=config.scheduled_rebalance_max_delay_ms,
             clock=self._clock,
         )
+        if blueprint.filled_from is not None:
+            log.info(
+                "The state of %s is being copied here: this instance follows it, and gets tasks "
+                "once everflow migrate has switched",
+                blueprint.filled_from,
+            )
+            assignor.held = blueprint.tasks()
+            self._switch = SwitchWatch(
+                self._is_filled, partial(self._switched, instance, assignor), self._clock
+            )
         settings = instance.hosts.group = GroupSettings(
             bootstrap_servers=config.bootstrap_servers,
             group_id=config.application_id,
@@ -522,6 +548,18 @@ class ClusterPorts:
         return GroupMember(
             settings, assignor, instance.on_member_event, finishing=lambda: instance.book.finishing
         )
+
+    def _is_filled(self) -> bool:
+        partitions = self._dependencies.blueprint.partitions
+        inputs = [TopicPartition(name, p) for name, n in partitions.items() for p in range(n)]
+        group = self._config.application_id
+        committed = self._admin.committed(group, inputs, WATCH_REQUEST_S, stable=False)
+        marks = [mark_in(one.metadata) for one in committed.values()]
+        return any(mark is not None and mark.kind == FILLED for mark in marks)
+
+    def _switched(self, instance: Instance, assignor: MemberAssignor) -> None:
+        assignor.held = frozenset()
+        instance.member.request_rejoin("the migration has switched")
 
     def open_gate(self, instance: Instance) -> None:
         application_id = self._config.application_id
@@ -652,7 +690,7 @@ class ClusterPorts:
         self._watch = TopicWatch(
             lambda: admin.describe_topics(topics.topics, WATCH_REQUEST_S),
             topics,
-            instance.failed,
+            instance.uncaught_elsewhere,
             self._clock,
             Extension(instance=instance, ports=self).check,
         )
@@ -760,6 +798,8 @@ class ClusterPorts:
 
     def begin(self) -> None:
         self._watch.start()
+        if self._switch is not None:
+            self._switch.start()
 
     def topic_ids(self) -> Mapping[str, str]:
         return self._topics.ids
@@ -769,6 +809,8 @@ class ClusterPorts:
 
     def end_polls(self) -> None:
         self._watch.close()
+        if self._switch is not None:
+            self._switch.close()
         self._end_sums.close()
 
     def close_stores(self, stores: Iterable[TaskStore]) -> None:

@@ -12,6 +12,7 @@ from everflow.clock import Clock, Deadline
 from everflow.config import StreamsConfig
 from everflow.errors import TopologyError
 from everflow.instance.tasks.blueprint import Blueprint
+from everflow.instance.tasks.recovery import require_not_migrated
 from everflow.instance.topics.internal_topics import (
     LEFT_OUT,
     InputIds,
@@ -22,29 +23,26 @@ from everflow.instance.topics.internal_topics import (
     missing_outputs,
     prepare,
     require_compacted,
-    short_name,
 )
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.writing.transaction import fence_all
 from everflow.logs import counted, rebalance_log, some
-from everflow.protocol.messages import of_kafka_streams, parse_metadata
+from everflow.protocol.messages import FILLED, mark_in, of_kafka_streams, parse_metadata
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying, waiting
 from everflow.state.task_directory import StateDirectory
+from everflow.topology.compatibility import (
+    layouts_to_keep,
+    require_read,
+    require_readable,
+    retyped,
+)
 from everflow.topology.graph import Graph, SourceNode, extractor_named
 from everflow.topology.idle_sources import bytes_for_layouts, require_metadata_fits
 from everflow.topology.patterns import TopicGrowth, pattern_sources, with_topics
 from everflow.topology.plan import PhysicalPlan, emitting_every_update, plan, with_default_extractor
 from everflow.topology.program import Topology
-from everflow.topology.store_layouts import (
-    beside_topics,
-    fingerprint,
-    from_json,
-    layouts_to_keep,
-    require_readable,
-    to_text,
-    topics_in,
-)
+from everflow.topology.store_layouts import fingerprint, from_json, kept_text, topics_in
 from everflow.topology.subtopologies import InternalTopics, SubTopologies, cut, internal_topics
 
 log = logging.getLogger("everflow")
@@ -190,6 +188,7 @@ class ClusterTopics:
         inputs = {topic: counts[topic] for sub in subs.subtopologies for topic in sub.source_topics}
         now = {name: described[name].topic_id for name in inputs if name in described}
         ids = InputIds(directory.input_ids(cluster_id), now)
+        filled_from = self._filled_from(inputs)
         kept = self._prepare_internal(topology, needed, inputs, ids)
         for name in ids.recreated:
             log.warning(
@@ -203,9 +202,8 @@ class ClusterTopics:
         if ids.before != ids.now:
             directory.record_input_ids(cluster_id, ids.now)
         partitions = {**inputs, **{name: n for name, (n, _) in needed.repartition.items()}}
-        # 6. The stores' layouts are those of this program.
-        names = [short_name(config.application_id, name) for name in needed.repartition]
-        layouts = self._compared_layouts(topology, partitions, names)
+        # 6. The stores' layouts are those of this program, and so are records that wait.
+        layouts = self._compared_layouts(subs, partitions)
         # 7. The physical plan.
         return Blueprint(
             application_id=config.application_id,
@@ -221,7 +219,16 @@ class ClusterTopics:
             layouts=layouts,
             topology=topology,
             global_partitions={topic: counts[topic] for topic in subs.global_topics},
+            filled_from=filled_from,
         )
+
+    def _filled_from(self, inputs: Mapping[str, int]) -> str | None:
+        """The application whose state is being copied here. ApplicationMigratedError: this one has
+        gone elsewhere."""
+        committed = self._committed(_partitions_of(inputs))
+        require_not_migrated(self._config.application_id, committed)
+        found = [mark_in(one.metadata) for one in committed.values()]
+        return next((one.application_id for one in found if one and one.kind == FILLED), None)
 
     def _require_outputs(self, topology: Topology, partitions: int) -> None:
         dead_letters = self._config.errors_dead_letter_queue_topic_name
@@ -256,16 +263,22 @@ class ClusterTopics:
         group = self._config.application_id
         return self._admin.committed(group, partitions, COMMITTED_TIMEOUT_S, stable=False)
 
-    def _compared_layouts(
-        self, topology: Topology, partitions: Mapping[str, int], repartition: Iterable[str]
-    ) -> str:
-        """The text that is committed beside offsets (note 013). StoreLayoutError."""
-        committed = self._committed(_partitions_of(partitions)).values()
-        found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed]
-        kept = layouts_to_keep(self._config.application_id, topology, found)
-        topics = topics_in(found).get("repartition", frozenset()).union(repartition)
-        most_bytes = bytes_for_layouts(topology)
-        text = to_text(beside_topics(kept, topics), most_bytes) or to_text(kept, most_bytes)
+    def _compared_layouts(self, subs: SubTopologies, partitions: Mapping[str, int]) -> str:
+        """The text that is committed beside offsets (notes 013, 067). StoreLayoutError."""
+        name, graph = self._config.application_id, subs.topology
+        committed = self._committed(_partitions_of(partitions))
+        found = [from_json(parse_metadata(one.metadata).layouts) for one in committed.values()]
+        kept = layouts_to_keep(name, graph, found)
+        if changed := retyped(graph, found):
+            topics = {f"{name}-{change.name}" for change in changed}
+            read = {
+                tp: committed[tp].offset if tp in committed else 0
+                for tp in _partitions_of({topic: partitions[topic] for topic in topics})
+            }
+            spans = self.spans(read)
+            unread = {tp: end - max(start, read[tp]) for tp, (start, end) in spans.items()}
+            require_read(name, changed, unread)
+        text = kept_text(kept, subs, found, bytes_for_layouts(graph))
         if kept and not text:
             log.warning(
                 "The layouts of %d stores are too long to be kept: the next start does not check "

@@ -296,6 +296,7 @@ def test_the_page_answers_an_operators_questions_in_their_order(tmp_path: Path) 
             "lags",
             "threads",
             "assignment",
+            "rebalances",
             "stores",
             "letters",
             "transactions",

@@ -21,7 +21,8 @@ class Blueprint:
     """``inputs``: sub-topology -> full names of its topics; ``partitions``: of each. ``kept``:
     repartition topics of which only everflow deletes records. ``fingerprint``: must be equal in all
     instances. ``layouts``: the text beside committed offsets (`topology.store_layouts`).
-    ``topology``: the program, with the topics that match its patterns."""
+    ``topology``: the program, with the topics that match its patterns. ``filled_from``: the
+    application whose state a migration was copying here at the start (note 067)."""
 
     application_id: str
     cluster_id: str
@@ -36,10 +37,18 @@ class Blueprint:
     layouts: str = ""
     global_partitions: Mapping[str, int] = field(default_factory=dict)
     topology: Graph = field(default_factory=lambda: Graph(()))
+    filled_from: str | None = None
 
     def inputs_of(self, task: TaskId) -> tuple[TopicPartition, ...]:
         topics, partition = self.inputs.get(task.subtopology, ()), task.partition
         return tuple(TopicPartition(t, partition) for t in topics if partition < self.partitions[t])
+
+    def tasks(self) -> frozenset[TaskId]:
+        return frozenset(
+            TaskId(index, partition)
+            for index, topics in self.inputs.items()
+            for partition in range(max(self.partitions[topic] for topic in topics))
+        )
 
     def changelog(self, task: TaskId, spec: StoreSpec) -> TopicPartition:
         return TopicPartition(spec.changelog_topic(self.application_id), task.partition)

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from everflow.clock import Clock, Deadline
 from everflow.errors import (
+    ApplicationMigratedError,
     EverflowError,
     FatalError,
     OffsetsExpiredError,
@@ -27,7 +28,7 @@ from everflow.errors import (
 from everflow.instance.tasks.task import ActiveTask, TaskStore
 from everflow.instance.topics.internal_topics import NO_IDS, why_no_offsets
 from everflow.logs import some
-from everflow.protocol.messages import parse_metadata
+from everflow.protocol.messages import FILLED, GONE, mark_in, parse_metadata
 from everflow.records import CommittedOffset, Offsets, TopicPartition
 from everflow.retry import StoppedError, attempting
 from everflow.setting_checks import reset_duration_ms
@@ -163,6 +164,9 @@ class Recovery:
         starts = self._starts_of_purged(inputs)
         self.lower_bounds.raised({tp: start for tp, start in starts.items() if start > 0}, PURGED)
         committed = dict(self.ports.committed(inputs))
+        require_not_migrated(self.application_id, committed)
+        if filled := [tp for tp, found in committed.items() if _is(found, FILLED)]:
+            raise RetriableError("the state is still being copied by everflow migrate", filled)
         others = sorted(set(self.lower_bounds.settled()).difference(inputs))
         last = self.ports.committed(others, stable=False) if others else {}
         back = self.lower_bounds.others_went_back(last, others)
@@ -298,6 +302,29 @@ class Recovery:
             )[tp]
             return span[1] if found < 0 else min(max(found, span[0]), span[1])
         return span[1] if policy == "latest" else span[0]
+
+
+# --- what a migration has left beside the offsets (note 067) --------------------------------------
+
+
+def require_not_migrated(application_id: str, committed: Committed) -> None:
+    """ApplicationMigratedError if the application's state has gone to another one."""
+    gone = [mark_in(found.metadata) for found in committed.values() if _is(found, GONE)]
+    if gone and gone[0] is not None:
+        to = gone[0].application_id
+        raise ApplicationMigratedError(
+            f"Application {application_id} was migrated to {to}, which goes on from its offsets, "
+            f"so this instance does not run. Nothing was read or changed. Stop and undeploy the "
+            f"instances of {application_id}, and run those of {to}. What is left of "
+            f"{application_id}, its internal topics and state folders, can be deleted once {to} "
+            f"has run well.",
+            to=to,
+        )
+
+
+def _is(found: CommittedOffset, kind: str) -> bool:
+    mark = mark_in(found.metadata)
+    return mark is not None and mark.kind == kind
 
 
 def _refused(back: Mapping[TopicPartition, WentBack]) -> str:

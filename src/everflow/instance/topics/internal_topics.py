@@ -496,7 +496,7 @@ class TopicWatch:
 
     read: Callable[[], Mapping[str, TopicState]]
     changes: TopicChanges
-    failed: Callable[[EverflowError], None]
+    failed: Callable[[EverflowError], object]
     clock: Clock
     check_new: Callable[[], None] = lambda: None
     _doubted: frozenset[str] = frozenset()

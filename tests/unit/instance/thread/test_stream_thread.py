@@ -730,6 +730,15 @@ def test_an_aborted_batch_runs_again_once(reason: str, attempt: int, keeps: bool
     assert decision.pause_ms == (0.0 if reason.startswith("generation") else ABORT_PAUSE_MS)
 
 
+def test_batches_that_the_group_aborts_for_too_long_end_the_thread() -> None:
+    retries = policy()
+    first = retries.batch_aborted("not a member", batch(), ONE, 0.0)
+    again = retries.batch_aborted("not a member", first.planned, ONE, 10_000.0)
+    with pytest.raises(TaskTimeoutError, match=r"aborted .* not a member") as late:
+        retries.batch_aborted("not a member", again.planned, ONE, 10_001.0)
+    assert late.value.task == TaskId(0, 0)
+
+
 def test_tasks_are_given_back_once_writers_are_fenced_and_their_time_counts() -> None:
     retries, error = policy(), RetriableError("the leader does not answer", [B])
     restoring = list(TASKS.values())

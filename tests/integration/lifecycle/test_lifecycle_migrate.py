@@ -1,0 +1,310 @@
+"""`everflow migrate` between two versions that run, on a real broker and Spark (note 067)."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from everflow.errors import ApplicationMigratedError, StateFormatError
+from everflow.migration.copying import COPIED_CHUNK, SENT
+from everflow.migration.migrator import (
+    ASKED,
+    CAUGHT_UP,
+    COMPARED,
+    CREATED,
+    DRAINED,
+    HELD,
+    MARKED,
+    SWITCHED,
+    SWITCHING,
+)
+from integration.lifecycle.lifecycle_cluster import Cluster, text, until_failed, until_running
+from integration.lifecycle.migrating import Migration
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+COUNTS = """
+words.repartition(name="again").group_by_key().count(store="counts").to_stream().to("{out}")
+"""
+INSERTED_AND_RENAMED = """
+kept = words.filter(lambda key, value: value is not None)
+kept.repartition(name="again").group_by_key().count(store="totals").to_stream().to("{out}")
+"""
+
+
+def spread(partitions: int) -> str:
+    return COUNTS.replace('name="again"', f'name="again", partitions={partitions}')
+
+
+Make = Callable[..., Migration]
+
+
+@pytest.fixture
+def migration(cluster: Cluster, spark: SparkSession, tmp_path: Path) -> Iterator[Make]:
+    made: list[Migration] = []
+
+    def make(old: str, new: str, partitions: int = 4) -> Migration:
+        made.append(Migration(cluster, tmp_path, old, new, partitions))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_an_operator_is_inserted_and_a_store_renamed_while_both_run(migration: Make) -> None:
+    found = migration(COUNTS, INSERTED_AND_RENAMED)
+    found.words(60)
+    for stage in found.carry():
+        if stage == "before":
+            code, said = found.told("--dry-run")
+            assert code == 0, said
+            assert "store totals, was counts" in said
+        found.words(40)
+    found.require_counted_once()
+    again, said = found.told()
+    assert again == 1
+    assert "EF-MIGRATED" in said
+    with pytest.raises(ApplicationMigratedError) as refused:
+        found.before.instance(found.topology(COUNTS)).start()
+    assert refused.value.to == found.after.id
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partitions", [8, 6])
+def test_a_repartition_topic_gets_more_partitions(migration: Make, partitions: int) -> None:
+    found = migration(spread(4), spread(partitions))
+    found.through()
+    found.require_counted_once()
+    assert found.cluster.topics()[f"{found.after.id}-counts-changelog"] == partitions
+
+
+FEW = """
+words.repartition(name="again").group_by_key().aggregate(store="sums", n=agg.count()) \\
+    .to_stream().map_values(lambda key, value: value["n"], returns="bigint").to("{out}")
+"""
+PAIR = """
+words.repartition(name="again").group_by_key() \\
+    .aggregate(store="sums", n=agg.count(), most=agg.max("value")) \\
+    .to_stream().map_values(lambda key, value: value["n"], returns="bigint").to("{out}")
+"""
+TRIPLE = PAIR.replace("n=agg.count(), ", "n=agg.count(), least=agg.min('value'), ")
+
+
+@pytest.mark.slow
+def test_an_aggregate_is_added(migration: Make) -> None:
+    found = migration(PAIR, TRIPLE)
+    found.through()
+    found.require_counted_once()
+
+
+@pytest.mark.slow
+def test_a_value_s_type_changes_by_a_function(migration: Make) -> None:
+    found = migration(COUNTS, PAIR.replace('"sums"', '"counts"'))
+    (found.folder / "carried.py").write_text(
+        "def value(count):\n    return {'n': count, 'most': None}\n"
+    )
+    found.through("--values", "counts=carried:value")
+    found.require_counted_once()
+
+
+WINDOWED = """
+again = words.repartition(name="again", partitions=PARTITIONS)
+again.group_by_key() \\
+    .windowed_by(TimeWindows.of_size_and_grace("10 seconds", "0 seconds")) \\
+    .count(store=Materialized("counts", retention="1 hour")) \\
+    .to_stream().map(lambda key, value: (f"{key.key}@{key.start}", value),
+                     returns=("string", "bigint")).to("{out}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partitions", [4, 8])
+def test_windows_stay_open_and_closed_as_they_were(migration: Make, partitions: int) -> None:
+    shifted = "words = words.filter(lambda key, value: True)\n"
+    new = shifted + WINDOWED.replace("PARTITIONS", str(partitions))
+    found = migration(WINDOWED.replace("PARTITIONS", "4"), new)
+    keys = [f"w{n}" for n in range(12)]
+    found.write(text(key, "a", 1_000, n % 4) for n, key in enumerate(keys))
+    for stage in found.carry():
+        if stage == "before":
+            found.write(text(key, "b", 15_000, n % 4) for n, key in enumerate(keys))
+        elif stage == "copied":
+            found.write(text(key, "c", 16_000, n % 4) for n, key in enumerate(keys))
+        elif stage == "switched":
+            late = [text(key, "late", 2_000, n % 4) for n, key in enumerate(keys)]
+            open_ = [text(key, "d", 17_000, n % 4) for n, key in enumerate(keys)]
+            found.write([*late, *open_])
+    wanted = {f"{key}@{start}".encode(): n for key in keys for start, n in ((0, 1), (10_000, 3))}
+    assert found.cluster.longs(found.out) == wanted
+
+
+JOINED = """
+other = words.select_key(lambda key, value: key, returns="string").repartition(name="other",
+    partitions=PARTITIONS)
+again = words.repartition(name="again", partitions=PARTITIONS)
+pairs = again.left_join(other, lambda left, right: f"{left}+{right}", returns="string",
+    windows=JoinWindows.of_time_difference_and_grace("10 seconds", "5 seconds"), store="pairs")
+pairs.to("{out}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partitions", [4, 6])
+def test_joined_records_meet_those_of_the_old_version(migration: Make, partitions: int) -> None:
+    new = JOINED.replace("PARTITIONS", str(partitions))
+    found = migration(JOINED.replace("PARTITIONS", "4"), new)
+    keys = [f"w{n}" for n in range(8)]
+    found.write(text(key, "a", 1_000, n % 4) for n, key in enumerate(keys))
+    for stage in found.carry(between=("again", "other")):
+        if stage == "switched":
+            found.write(text(key, "b", 3_000, n % 4) for n, key in enumerate(keys))
+    pairs = {(one.key, one.value) for one in found.cluster.read(found.out)}
+    meant = ("a+a", "a+b", "b+a", "b+b")
+    assert pairs == {(key.encode(), value.encode()) for key in keys for value in meant}
+
+
+def test_a_function_that_raises_for_one_value_leaves_the_old_version_running(
+    migration: Make,
+) -> None:
+    found = migration(COUNTS, PAIR.replace('"sums"', '"counts"'))
+    (found.folder / "carried.py").write_text(
+        "def value(count):\n"
+        "    if count == 7:\n        raise ValueError('seven')\n"
+        "    return {'n': count, 'most': None}\n"
+    )
+    found.write([text("w7", "v", 1_000 + n, 0) for n in range(3)])
+    with found.old_running("again") as old:
+        found.launch("--values", "counts=carried:value")
+        found.until_marked()
+        found.write([text("w7", "v", 1_500 + n, 0) for n in range(4)])
+        assert found.until_ended() == 1, found.said()
+        said = found.said()
+        assert "EF-MIGRATION-VALUE" in said
+        assert f"{found.before.id}-counts-changelog-" in said
+        assert "w7" in said
+        assert "seven" in said
+        found.write([text("w7", "v", 2_000, 0)])
+        found.before.until_processed(old, found.source, f"{found.before.id}-again-repartition")
+        assert found.cluster.longs(found.out) == {b"w7": 8}
+        code, said = found.told("--values", "counts=carried:value", "--back")
+        assert code == 0, said
+        assert f"{found.after.id}-counts-changelog" not in found.cluster.topics()
+        assert not found.cluster.committed(found.after.id, found.source)
+
+
+def test_members_of_another_program_are_refused(migration: Make) -> None:
+    found = migration(COUNTS, INSERTED_AND_RENAMED)
+    found.words(10)
+    third = COUNTS.replace('"counts"', '"third"')
+    with found.before.running(found.topology(third)) as old:
+        code, said = found.told()
+        assert code == 1, said
+        assert "EF-MIGRATION-MEMBERS" in said
+        found.before.until_processed(old, found.source)
+
+
+def test_a_new_version_that_cannot_start_or_load_leaves_the_old_one_running(
+    migration: Make,
+) -> None:
+    found = migration(COUNTS, INSERTED_AND_RENAMED)
+    found.words(10)
+    between = f"{found.before.id}-again-repartition"
+    with found.old_running("again") as old:
+        program = found.folder / "new.py"
+        text_of_new = program.read_text()
+        program.write_text("import there_is_no_such_module\ntopology = None\n")
+        code, said = found.told()
+        assert code == 2, said
+        assert "EF-PROGRAM" in said
+        assert "there_is_no_such_module" in said
+        program.write_text(text_of_new)
+        found.launch()
+        found.until_marked()
+        later = found.after.state / found.after.id
+        later.mkdir(parents=True)
+        metadata = {"format": 99, "application_id": found.after.id}
+        (later / "process-metadata").write_text(json.dumps(metadata))
+        with pytest.raises(StateFormatError):
+            found.after.instance(found.topology(INSERTED_AND_RENAMED)).start()
+        found.words(10)
+        found.before.until_processed(old, found.source, between)
+        found.require_counted_once()
+        assert found.process is not None
+        assert found.process.poll() is None, "it waits for an instance that can start"
+
+
+POINTS = (
+    *(MARKED, CREATED, SENT, COPIED_CHUNK, CAUGHT_UP),
+    *(ASKED, DRAINED, HELD, COMPARED, SWITCHING),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_migrator_killed_at_any_point_goes_on_or_nothing_happened(migration: Make) -> None:
+    found = migration(COUNTS, INSERTED_AND_RENAMED)
+    found.words(60)
+    with found.old_running("again") as old:
+        for point in POINTS:
+            found.arm(point)
+            found.launch("--instances", "0")
+            found.until_reached(point)
+            found.kill()
+            found.words(20)
+            found.before.until_processed(old, found.source, f"{found.before.id}-again-repartition")
+            found.require_counted_once()
+        found.arm(SWITCHED)
+        found.launch("--instances", "0")
+        found.until_reached(SWITCHED)
+        found.kill()
+        found.words(20)
+        assert isinstance(until_failed(old), ApplicationMigratedError)
+    code, said = found.told()
+    assert code == 1
+    assert "EF-MIGRATED" in said
+    with found.after.running(found.topology(INSERTED_AND_RENAMED)) as new:
+        until_running(new)
+        between = f"{found.after.id}-again-repartition"
+        found.after.until_processed(new, found.source, between)
+        found.words(20)
+        found.after.until_processed(new, found.source, between)
+    found.require_counted_once()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_versions_killed_in_the_middle_of_the_switch_lose_and_double_nothing(
+    migration: Make,
+) -> None:
+    found = migration(COUNTS, INSERTED_AND_RENAMED)
+    found.words(60)
+    between = "again-repartition"
+    old = found.start_version("old")
+    found.before.until_processed(None, found.source, f"{found.before.id}-{between}")
+    found.arm(ASKED, HELD, SWITCHED)
+    found.launch()
+    found.until_marked()
+    new = found.start_version("new")
+    found.words(20)
+    found.until_reached(ASKED)
+    found.kill_version(old)
+    found.words(20)
+    old = found.start_version("old")
+    found.go(ASKED)
+    found.until_reached(HELD)
+    found.kill_version(old)
+    found.kill_version(new)
+    new = found.start_version("new")
+    found.words(20)
+    found.go(HELD)
+    found.until_reached(SWITCHED)
+    found.kill_version(new)
+    found.words(20)
+    found.go(SWITCHED)
+    found.until_switched()
+    found.start_version("new")
+    found.after.until_processed(None, found.source, f"{found.after.id}-{between}")
+    found.require_counted_once()
