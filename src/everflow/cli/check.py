@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -75,13 +76,14 @@ def check(
     else:
         with cluster.connected() as (config, admin, status):
             topics = {name: shape.partitions for name, shape in admin.list_topics().items()}
-            old = _of_application(application_id, topics, config, admin)
+            old, before = _of_application(application_id, topics, config, admin)
             with status.waiting(f"loading {programs[0]}", after_s=_LOADING_S):
                 (new,) = _loaded(
                     programs,
                     {
                         "application_id": application_id,
                         "topics": topics,
+                        "before": before,
                         "optimization": config.optimization,
                     },
                 )
@@ -94,10 +96,12 @@ def check(
 
 def _of_application(
     application_id: str, topics: Mapping[str, int], config: StreamsConfig, admin: ClusterAdmin
-) -> ProgramFacts:
-    """What the brokers know of an application. ConfigError: nothing; RetriableError."""
+) -> tuple[ProgramFacts, dict[str, int]]:
+    """What the brokers know of an application, and how many partitions of its inputs it has read.
+    ConfigError: nothing; RetriableError."""
     from everflow.cli.cluster_reset import leftovers
     from everflow.protocol.messages import COPIED, mark_in, of_kafka_streams, parse_metadata
+    from everflow.topology.grown_topics import read_before
     from everflow.topology.known_programs import facts_of_application
     from everflow.topology.store_layouts import from_json
 
@@ -115,12 +119,13 @@ def _of_application(
     inputs = {tp.topic for tp in committed}
     own = leftovers(application_id, topics, (), admin.groups(_ASK_S))
     internal = {one.topic for one in own if not one.group}
-    return facts_of_application(
+    facts = facts_of_application(
         application_id,
         {tp: from_json(parse_metadata(one.metadata).layouts) for tp, one in committed.items()},
         {name: count for name, count in topics.items() if name in inputs | internal},
         java=any(of_kafka_streams(one.metadata) for one in committed.values()),
     )
+    return facts, read_before(committed)
 
 
 def _little_known(application_id: str, facts: ProgramFacts) -> str:
@@ -187,20 +192,29 @@ def print_facts() -> None:
 
 
 def _on_cluster(
-    topology: Topology, *, application_id: str, topics: Mapping[str, int], optimization: str
+    topology: Topology,
+    *,
+    application_id: str,
+    topics: Mapping[str, int],
+    optimization: str,
+    before: Mapping[str, int] = MappingProxyType({}),
 ) -> ProgramFacts:
     """The facts with the partitions that the program needs, as a start finds them. ``topics``:
-    partitions by topic. TopologyError as a start's."""
+    partitions by topic; ``before``: how many of an input were read. TopologyError as a start's."""
     from everflow.operators.optimization import optimized
     from everflow.topology.compatibility import facts_of
+    from everflow.topology.grown_topics import misfits
     from everflow.topology.patterns import with_topics
-    from everflow.topology.subtopologies import cut, internal_topics
+    from everflow.topology.subtopologies import cut, fixed_tasks, internal_names, internal_topics
 
     subs = cut(with_topics(optimized(topology, optimization), topics, application_id))
     counts = {name: topics[name] for name in subs.topics if name in topics}
-    needed = internal_topics(subs, counts, application_id)
+    names = internal_names(subs, application_id)
+    existing = {name: topics[name] for name in names if name in topics}
+    needed = internal_topics(subs, counts, application_id, existing=existing)
     inputs = {topic for sub in subs.subtopologies for topic in sub.source_topics}
     partitions = {name: count for name, count in counts.items() if name in inputs}
     for name, (count, _) in (*needed.repartition.items(), *needed.changelog.items()):
         partitions[name.removeprefix(f"{application_id}-")] = count
-    return facts_of(subs, partitions)
+    fixed = fixed_tasks(subs, existing, application_id)
+    return facts_of(subs, partitions, misfits(subs, counts, fixed, before))

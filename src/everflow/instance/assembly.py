@@ -64,7 +64,7 @@ from everflow.state.left_out import Chunk, PlacedChunk, as_processed
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
-from everflow.topology.patterns import TopicGrowth, growth, may_grow, pattern_sources, resizable
+from everflow.topology.patterns import TopicGrowth, growth, pattern_sources, why_not_grown
 from everflow.topology.store_layouts import serde_words
 from everflow.worker.failures import UndecodableRecord
 from everflow.worker.letters import GlobalRecords
@@ -113,9 +113,9 @@ class Dependencies:
     def changelogs_of_tasks(self) -> dict[TaskId, tuple[TopicPartition, ...]]:
         found = {}
         blueprint = self.blueprint
-        for subtopology, topics in blueprint.inputs.items():
+        for subtopology in blueprint.inputs:
             logged = blueprint.logged(subtopology)
-            count = max(blueprint.partitions[topic] for topic in topics) if logged else 0
+            count = blueprint.number_of_tasks(subtopology) if logged else 0
             for task in (TaskId(subtopology, partition) for partition in range(count)):
                 found[task] = tuple(blueprint.changelog(task, spec) for spec in logged)
         return found
@@ -524,6 +524,7 @@ class ClusterPorts:
             decide,
             max_delay_ms=config.scheduled_rebalance_max_delay_ms,
             clock=self._clock,
+            tasks=blueprint.tasks,
         )
         if blueprint.filled_from is not None:
             log.info(
@@ -683,7 +684,7 @@ class ClusterPorts:
         partitions = {**blueprint.partitions, **tables}
         external = partitions.keys() - blueprint.repartition
         self._topics = TopicChanges(
-            blueprint.application_id, partitions, external, names, tables, self._may_grow
+            blueprint.application_id, partitions, external, names, tables, self._why_not_grown
         )
         self._member = instance.member
         admin, topics = self._admin, self._topics
@@ -697,17 +698,18 @@ class ClusterPorts:
 
     # --- topics that come while it runs (`Extension`) ---------------------------------------------
 
-    def _may_grow(self, counts: Mapping[str, int], topic: str, partitions: int) -> bool:
+    def _why_not_grown(self, counts: Mapping[str, int], topic: str, partitions: int) -> str | None:
         blueprint = self._dependencies.blueprint
         inputs = {name: count for name, count in counts.items() if name in blueprint.partitions}
         if topic not in inputs:
-            return False
-        return may_grow(
+            return ""
+        return why_not_grown(
             blueprint.topology,
             inputs,
             topic,
             partitions,
             blueprint.application_id,
+            blueprint.internal,
         )
 
     def growth(self) -> TopicGrowth:
@@ -717,9 +719,12 @@ class ClusterPorts:
             shapes = admin.list_topics(WATCH_REQUEST_S)
             existing = {name: shape.partitions for name, shape in shapes.items()}
         else:
-            described = admin.describe_topics(resizable(blueprint.topology), WATCH_REQUEST_S)
+            inputs = blueprint.partitions.keys() - blueprint.repartition
+            described = admin.describe_topics(inputs, WATCH_REQUEST_S)
             existing = {name: one.partitions for name, one in described.items()}
-        return growth(blueprint.topology, read, existing, blueprint.application_id)
+        return growth(
+            blueprint.topology, read, existing, blueprint.application_id, blueprint.internal
+        )
 
     def prepare(self, growth: TopicGrowth) -> Callable[[], None]:
         before = self._dependencies, self.open_job

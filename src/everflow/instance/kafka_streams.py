@@ -643,6 +643,8 @@ class KafkaStreams(InteractiveQueries, Telling):
     def _on_growth(self, blueprint: Blueprint) -> None:
         if self._observer is not None:
             self._observer.know(blueprint)
+        if self._queries is not None:
+            self._queries.inputs = blueprint.inputs_of
 
     def _on_ended(self) -> None:
         if self._log_file is not None:

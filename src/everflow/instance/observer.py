@@ -521,9 +521,7 @@ def _line(where: str) -> str:
 
 
 def tasks_of(blueprint: Blueprint) -> int:
-    return sum(
-        max(blueprint.partitions[topic] for topic in topics) for topics in blueprint.inputs.values()
-    )
+    return sum(map(blueprint.number_of_tasks, blueprint.inputs))
 
 
 def observed(

@@ -10,7 +10,7 @@ from functools import partial
 
 from everflow.clock import Clock, Deadline
 from everflow.config import StreamsConfig
-from everflow.errors import TopologyError
+from everflow.errors import InternalTopicError, TopologyError, start_over
 from everflow.instance.tasks.blueprint import Blueprint
 from everflow.instance.tasks.recovery import require_not_migrated
 from everflow.instance.topics.internal_topics import (
@@ -38,12 +38,20 @@ from everflow.topology.compatibility import (
     retyped,
 )
 from everflow.topology.graph import Graph, SourceNode, extractor_named
+from everflow.topology.grown_topics import grown_topics, misfits, read_before, with_shares
 from everflow.topology.idle_sources import bytes_for_layouts, require_metadata_fits
 from everflow.topology.patterns import TopicGrowth, pattern_sources, with_topics
 from everflow.topology.plan import PhysicalPlan, emitting_every_update, plan, with_default_extractor
 from everflow.topology.program import Topology
 from everflow.topology.store_layouts import fingerprint, from_json, kept_text, topics_in
-from everflow.topology.subtopologies import InternalTopics, SubTopologies, cut, internal_topics
+from everflow.topology.subtopologies import (
+    InternalTopics,
+    SubTopologies,
+    cut,
+    fixed_tasks,
+    internal_names,
+    internal_topics,
+)
 
 log = logging.getLogger("everflow")
 
@@ -54,6 +62,10 @@ START_METADATA = "start"
 WARM_UP_WAIT_S = 60.0
 POLL_S = 0.1
 COMMITTED_TIMEOUT_S = 30.0
+_TOO_LONG = (
+    "The layouts of %d stores are too long to be kept: the next start does not check them "
+    "(docs/design/013)"
+)
 
 
 def prepare_cluster(
@@ -65,7 +77,8 @@ def prepare_cluster(
     stop: threading.Event,
 ) -> Blueprint:
     """Steps 2-7 of a start. EverflowError if ``stop`` is set; TaskTimeoutError (no broker answers),
-    TopologyError, InternalTopicError, OffsetsExpiredError, StoreLayoutError, StateFormatError."""
+    TopologyError, InternalTopicError (for an input that was grown, too), OffsetsExpiredError,
+    StoreLayoutError, StateFormatError."""
     # 2. Wait until a broker answers.
     cluster_id = admin.wait_until_reachable(
         config.task_timeout_ms / 1000, partial(log.warning, "%s"), limit="task.timeout.ms"
@@ -98,14 +111,21 @@ def prepare_cluster(
 
 def extended(blueprint: Blueprint, growth: TopicGrowth, config: StreamsConfig) -> Blueprint:
     """The blueprint of an instance that has taken up new topics (note 037)."""
-    subs = cut(growth.topology)
+    partitions = {**blueprint.partitions, **growth.taken}
+    topology = with_shares(growth.topology, partitions, blueprint.tasks)
+    require_metadata_fits(topology)
+    subs, layouts = cut(topology), blueprint.layouts
+    if len(layouts.encode()) > bytes_for_layouts(topology):
+        log.warning(_TOO_LONG, len(blueprint.store_specs()))
+        layouts = ""
     return replace(
         blueprint,
-        plan=_planned(growth.topology, subs, config),
+        plan=_planned(topology, subs, config),
         inputs={sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
-        partitions={**blueprint.partitions, **growth.taken},
+        partitions=partitions,
         offset_reset=offset_resets(subs, config),
-        topology=growth.topology,
+        layouts=layouts,
+        topology=topology,
     )
 
 
@@ -173,10 +193,14 @@ class ClusterTopics:
         subs = cut(topology)
         described = admin.describe_topics(subs.topics)
         counts = {name: one.partitions for name, one in described.items()}
+        there = admin.describe_topics(internal_names(subs, config.application_id))
+        existing = {name: one.partitions for name, one in there.items()}
+        self._require_fitting(subs, counts, existing)
         needed = internal_topics(
             subs,
             counts,
             config.application_id,
+            existing=existing,
             topic_config=config.topic(),
             additional_retention_ms=config.windowstore_changelog_additional_retention_ms,
         )
@@ -202,6 +226,13 @@ class ClusterTopics:
         if ids.before != ids.now:
             directory.record_input_ids(cluster_id, ids.now)
         partitions = {**inputs, **{name: n for name, (n, _) in needed.repartition.items()}}
+        made = {
+            name: n for name, (n, _) in (*needed.repartition.items(), *needed.changelog.items())
+        }
+        tasks = fixed_tasks(subs, made, config.application_id)
+        topology = with_shares(topology, counts, tasks)
+        require_metadata_fits(topology)
+        subs = cut(topology)
         # 6. The stores' layouts are those of this program, and so are records that wait.
         layouts = self._compared_layouts(subs, partitions)
         # 7. The physical plan.
@@ -212,6 +243,7 @@ class ClusterTopics:
             inputs={sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
             stores={sub.index: sub.stores for sub in subs.subtopologies},
             partitions=partitions,
+            tasks=tasks,
             offset_reset=offset_resets(subs, config),
             repartition=frozenset(needed.repartition),
             kept=kept,
@@ -229,6 +261,27 @@ class ClusterTopics:
         require_not_migrated(self._config.application_id, committed)
         found = [mark_in(one.metadata) for one in committed.values()]
         return next((one.application_id for one in found if one and one.kind == FILLED), None)
+
+    def _require_fitting(
+        self, subs: SubTopologies, counts: Mapping[str, int], existing: Mapping[str, int]
+    ) -> None:
+        """InternalTopicError for inputs whose partitions take keys away from their state."""
+        name = self._config.application_id
+        fixed = fixed_tasks(subs, existing, name)
+        grown = {topic: counts[topic] for topic in grown_topics(subs, counts, fixed)}
+        if not grown:
+            return
+        before = read_before(self._committed(_partitions_of(grown)))
+        if found := misfits(subs, counts, fixed, before):
+            raise InternalTopicError(
+                f"Inputs do not fit the state behind them. "
+                f"{' '.join(f'The {one.text}: {one.cure}.' for one in found)} {start_over(name)}"
+            )
+        for topic, (partitions, tasks) in sorted(grown_topics(subs, counts, fixed).items()):
+            text = (
+                "Topic %s has %d partitions, and the stores behind it %d: a task reads %d of them"
+            )
+            log.info(text, topic, partitions, tasks, partitions // tasks)
 
     def _require_outputs(self, topology: Topology, partitions: int) -> None:
         dead_letters = self._config.errors_dead_letter_queue_topic_name
@@ -280,11 +333,7 @@ class ClusterTopics:
             require_read(name, changed, unread)
         text = kept_text(kept, subs, found, bytes_for_layouts(graph))
         if kept and not text:
-            log.warning(
-                "The layouts of %d stores are too long to be kept: the next start does not check "
-                "them (docs/design/013)",
-                len(kept),
-            )
+            log.warning(_TOO_LONG, len(kept))
         return text
 
     # --- `TopicAdmin` -----------------------------------------------------------------------------

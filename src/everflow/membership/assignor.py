@@ -190,7 +190,8 @@ class Claims(NamedTuple):
 class MemberAssignor:
     """The group's ``everflow`` protocol (cooperative, KIP-429). Called on the group client's IO
     thread; no waiting. ``subtopologies``, ``changelogs``: index -> full names of topics; a
-    sub-topology without a changelog is stateless. ``offset_sums``: of every copy whose task does
+    sub-topology without a changelog is stateless. ``tasks``: how many those have whose state fixes
+    it. ``offset_sums``: of every copy whose task does
     not run active here; ``racks``: of partitions, as far as they are known; neither does I/O.
     ``max_delay_ms``: how long a lost member's tasks wait for it. ``first_nonce``: two lives of an
     instance must not begin with the same. ``latest_version``: of user data; lower ones are used
@@ -213,6 +214,7 @@ class MemberAssignor:
         clock: Clock | None = None,
         first_nonce: int | None = None,
         latest_version: int = LATEST_VERSION,
+        tasks: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self.identity = identity
         self.draining = False
@@ -225,6 +227,7 @@ class MemberAssignor:
         """Ask, from the next join on, that no member runs these tasks (note 067)."""
         self._subtopologies = {index: tuple(topics) for index, topics in subtopologies.items()}
         self._grown: Mapping[str, int] = {}
+        self._tasks = dict(tasks)
         self._subtopology_of = {
             topic: index for index, topics in self._subtopologies.items() for topic in topics
         }
@@ -269,7 +272,9 @@ class MemberAssignor:
 
     def task_of(self, tp: TopicPartition) -> TaskId:
         """The task that reads a partition. KeyError for a topic of no sub-topology."""
-        return TaskId(self._subtopology_of[tp.topic], tp.partition)
+        index = self._subtopology_of[tp.topic]
+        tasks = self._tasks.get(index)
+        return TaskId(index, tp.partition if tasks is None else tp.partition % tasks)
 
     def cold(self, tasks: Collection[TaskId]) -> frozenset[TaskId]:
         on_disk = self._offset_sums()
@@ -341,7 +346,7 @@ class MemberAssignor:
             for index, topics in self._subtopologies.items()
         }
         answers = self._answers(screening, partition_counts)
-        inputs = tasks_of(self._counted, partition_counts)
+        inputs = tasks_of(self._counted, partition_counts, self._tasks)
         return {
             member_id: MemberAssignment(
                 [tp for task in sorted(answer.active) for tp in inputs[task]],
@@ -472,7 +477,7 @@ class MemberAssignor:
         )
         tasks = {
             task: self._info(task, inputs)
-            for task, inputs in tasks_of(self._counted, counts).items()
+            for task, inputs in tasks_of(self._counted, counts, self._tasks).items()
         }
         held_back: frozenset[TaskId] = frozenset()
         if screening.unread:

@@ -35,6 +35,7 @@ from everflow.topology.graph import (
     StatefulNode,
     WholeTableNode,
 )
+from everflow.topology.grown_topics import Misfit
 from everflow.topology.partitioners import spread_otherwise
 from everflow.topology.store_layouts import (
     PATTERN,
@@ -148,7 +149,8 @@ class ProgramFacts:
     known by their changelog topics; ``java``: Kafka Streams (Java) committed. ``topics``: inputs,
     without those of global tables. ``partitions``: where a cluster was asked, those of inputs and,
     without the application id, of internal topics: as they are or, of a program, as it needs them.
-    ``fingerprint``: its digest."""
+    ``misfits``: its inputs that have grown away from the state behind them. ``fingerprint``: its
+    digest."""
 
     stores: Mapping[str, StoreFacts]
     repartition: Mapping[str, RepartitionFacts]
@@ -157,16 +159,19 @@ class ProgramFacts:
     nodes: tuple[NodeFacts, ...] | None
     topics: frozenset[str]
     partitions: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    misfits: tuple[Misfit, ...] = ()
     fingerprint: str | None = None
     stores_known: bool = True
     java: bool = False
 
 
 def facts_of(
-    subs: SubTopologies, partitions: Mapping[str, int] = MappingProxyType({})
+    subs: SubTopologies,
+    partitions: Mapping[str, int] = MappingProxyType({}),
+    misfits: Iterable[Misfit] = (),
 ) -> ProgramFacts:
-    """Of a program that was cut (`everflow.topology.subtopologies.cut`). ``partitions``: as in
-    `ProgramFacts`."""
+    """Of a program that was cut (`everflow.topology.subtopologies.cut`). ``partitions``,
+    ``misfits``: as in `ProgramFacts`."""
     graph = subs.topology
     return ProgramFacts(
         stores=_stores_of(graph, subs.index_of),
@@ -181,6 +186,7 @@ def facts_of(
         ),
         topics=frozenset(topic for sub in subs.subtopologies for topic in sub.source_topics),
         partitions=partitions,
+        misfits=tuple(misfits),
         fingerprint=digest(fingerprint(subs)),
     )
 
@@ -254,7 +260,7 @@ def _table(node: WholeTableNode) -> str:
 # --- what a node computes, without names ----------------------------------------------------------
 
 _NAMES = frozenset(
-    {"name", "inputs", "where", "stores", "reads", "parts", "store", "through", "source"}
+    {"name", "inputs", "where", "stores", "reads", "parts", "store", "through", "source", "firsts"}
 )
 """Fields of nodes and operators that name things; stores and topics are compared by themselves."""
 
@@ -590,8 +596,18 @@ def _partitions(name: str, old: int | None, new: int | None, where: str | None) 
 
 
 def _grown(old: ProgramFacts, new: ProgramFacts) -> Iterator[Change]:
-    """What the internal topics behind it have not as many partitions as: an input that was grown,
-    or the internal topic itself where it is not the input's count."""
+    """Inputs that were grown away from the stores behind them (`misfits`); and what the internal
+    topics behind it have not as many partitions as: an input, or an internal topic itself."""
+    for one in new.misfits:
+        yield Change(
+            effect=Effect.MIGRATION,
+            kind="partitions",
+            name=one.topic,
+            reason=f"{one.why}: {one.cure}",
+            before=str(one.tasks),
+            after=str(one.partitions),
+            where=one.where,
+        )
     found: dict[str, tuple[int, int]] = {}
     for name, need in sorted(new.partitions.items()):
         there = old.partitions.get(name, need)
@@ -988,5 +1004,6 @@ def from_json(text: str) -> ProgramFacts:
             if data["nodes"] is None
             else tuple(NodeFacts(**one) for one in data["nodes"]),
             "topics": frozenset(data["topics"]),
+            "misfits": tuple(Misfit(**one) for one in data["misfits"]),
         }
     )

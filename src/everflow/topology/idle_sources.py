@@ -17,7 +17,7 @@ from everflow.topology.subtopologies import SubTopology, cut
 
 @dataclass(frozen=True)
 class IdleSource:
-    """An input topic of a sub-topology whose silence counts.
+    """An input of a sub-topology's tasks whose silence counts.
 
     Attributes:
         kept: under which name its time, that of its records or what it was moved to, is kept.
@@ -31,7 +31,7 @@ class IdleSource:
 
 
 def idle_sources(graph: Graph, application_id: str) -> dict[str, dict[str, IdleSource]]:
-    """Idle sources by source node and topic (as the node names it).
+    """Idle sources by source node and input (`input_name`, of topics as the node names them).
 
     A repartition topic is idle when every source that it is written from is; it waits for the
     longest of them, since a record may be on its way from there.
@@ -52,8 +52,8 @@ def idle_sources(graph: Graph, application_id: str) -> dict[str, dict[str, IdleS
             for topic in one.topics
         )
         found[node.name] = {
-            topic: IdleSource(name, max(known), fed_by)
-            for topic, name in node.names_of_topics("/idle").items()
+            read: IdleSource(name, max(known), fed_by)
+            for read, name in node.names_of_topics("/idle").items()
         }
     return found
 

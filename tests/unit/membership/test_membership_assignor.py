@@ -131,6 +131,17 @@ def decided(leader: MemberAssignor, count: int = 2, **said: UserData) -> dict[st
     return answers(leader.assign({name: encode(one) for name, one in said.items()}, {"a": count}))
 
 
+def test_a_task_whose_number_is_fixed_gets_each_of_its_partitions() -> None:
+    """Topic ``a`` has twice as many partitions as the state (note 067)."""
+    me = assignor(tasks={0: 2})
+    said = {"m": encode(member("p-0"))}
+    given = me.assign(said, {"a": 4})
+    assert sorted(given["m"].partitions) == [TopicPartition("a", n) for n in range(4)]
+    assert answers(given)["m"].active == {TASK_0, TASK_1}
+    assert [me.task_of(TopicPartition("a", n)) for n in range(4)] == [TASK_0, TASK_1] * 2
+    assert assignor().task_of(TopicPartition("a", 2)) == TASK_2
+
+
 def test_each_join_sends_other_bytes_and_what_holds_now() -> None:
     ports = Ports({TASK_2: 77})
     me = Identity(

@@ -260,6 +260,13 @@ def on_cluster(*builds: Build, **topics: int) -> ProgramFacts:
     return _on_cluster(program(*builds), application_id="shop", topics=there, optimization="none")
 
 
+INTERNAL = {"shop-by-a-repartition": 2, "shop-counts-changelog": 2}
+
+
+def plain(builder: StreamsBuilder) -> None:
+    stream(builder).group_by_key().count(store="counts")
+
+
 def grave(listed: list[Change]) -> set[tuple[Effect, str, str]]:
     return {one for one in kinds(listed) if one[0] >= Effect.MIGRATION}
 
@@ -298,11 +305,21 @@ def test_what_an_application_keeps_is_not_changed_at_once(
 
 
 def test_an_input_that_was_grown_is_named_with_both_counts() -> None:
-    """The input has more partitions than what is behind it: the repartition topic, the store."""
-    old = application(kept_by(program(counted())), grown=6)
-    new = on_cluster(counted(), **{"in": 6})
+    """The input has more partitions than the store behind it, and no multiple."""
+    old = application(kept_by(program(plain)), grown=5)
+    new = from_json(to_json(on_cluster(plain, **{"in": 5}, **INTERNAL)))
     (change,) = [one for one in found(old, new) if one.effect >= Effect.MIGRATION]
-    assert (change.kind, change.name, change.before, change.after) == ("partitions", "in", "2", "6")
+    assert (change.kind, change.name, change.before, change.after) == ("partitions", "in", "2", "5")
+    assert "partitions=5" in change.reason
+    assert change.where is not None
+
+
+@pytest.mark.parametrize(("build", "partitions"), [("plain", 4), ("rekeyed", 5)])
+def test_an_input_that_fits_what_is_behind_it_is_no_change(build: str, partitions: int) -> None:
+    """A multiple of the store's partitions; any number before a repartition topic."""
+    made = plain if build == "plain" else counted()
+    old = application(kept_by(program(made)), grown=partitions)
+    assert grave(found(old, on_cluster(made, **{"in": partitions}, **INTERNAL))) == set()
 
 
 def test_what_only_the_fingerprint_tells_is_no_rolling_bounce() -> None:

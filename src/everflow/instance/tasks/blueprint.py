@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from everflow.assignment.cluster_state import inputs_of, number_of_tasks
 from everflow.instance.tasks.task import ActiveTask, StandbyTask, TaskRole, TaskStore
 from everflow.records import TaskId, TopicPartition
 from everflow.state.store import StoreSpec, left_out_topic
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """``inputs``: sub-topology -> full names of its topics; ``partitions``: of each. ``kept``:
+    """``inputs``: sub-topology -> full names of its topics; ``partitions``: of each. ``tasks``: of
+    sub-topologies with state, whose inputs may have a multiple of it (`fixed_tasks`). ``kept``:
     repartition topics of which only everflow deletes records. ``fingerprint``: must be equal in all
     instances. ``layouts``: the text beside committed offsets (`topology.store_layouts`).
     ``topology``: the program, with the topics that match its patterns. ``filled_from``: the
@@ -30,6 +32,7 @@ class Blueprint:
     inputs: Mapping[int, tuple[str, ...]]
     stores: Mapping[int, tuple[StoreSpec, ...]]
     partitions: Mapping[str, int]
+    tasks: Mapping[int, int] = field(default_factory=dict)
     offset_reset: Mapping[str, str]
     repartition: frozenset[str]
     kept: frozenset[str]
@@ -40,8 +43,23 @@ class Blueprint:
     filled_from: str | None = None
 
     def inputs_of(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        topics, partition = self.inputs.get(task.subtopology, ()), task.partition
-        return tuple(TopicPartition(t, partition) for t in topics if partition < self.partitions[t])
+        if task.subtopology not in self.inputs:
+            return ()
+        return inputs_of(task, self.inputs[task.subtopology], self.partitions, self.tasks)
+
+    def number_of_tasks(self, subtopology: int) -> int:
+        return number_of_tasks(subtopology, self.inputs[subtopology], self.partitions, self.tasks)
+
+    @property
+    def internal(self) -> dict[str, int]:
+        """Partitions of the repartition topics and changelogs, by full name."""
+        found = {name: self.partitions[name] for name in self.repartition}
+        for subtopology in self.inputs:
+            for spec in self.logged(subtopology):
+                name = spec.left_out_topic(self.application_id)
+                name = name or spec.changelog_topic(self.application_id)
+                found[name] = self.number_of_tasks(subtopology)
+        return found
 
     def tasks(self) -> frozenset[TaskId]:
         return frozenset(

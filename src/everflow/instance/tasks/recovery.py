@@ -29,7 +29,7 @@ from everflow.instance.tasks.task import ActiveTask, TaskStore
 from everflow.instance.topics.internal_topics import NO_IDS, why_no_offsets
 from everflow.logs import some
 from everflow.protocol.messages import FILLED, GONE, mark_in, parse_metadata
-from everflow.records import CommittedOffset, Offsets, TopicPartition
+from everflow.records import CommittedOffset, Offsets, TaskId, TopicPartition
 from everflow.retry import StoppedError, attempting
 from everflow.setting_checks import reset_duration_ms
 
@@ -132,9 +132,12 @@ class Recovery:
         if not tasks:
             return {}, {}
         committed = ask(lambda: self._committed(inputs), "reading committed offsets")
+        read_already = ask(
+            lambda: self._read_already(tasks, committed), "reading committed offsets"
+        )
         reused = set(inputs).intersection(changelogs)
-        own = [tp for tp in changelogs if tp not in reused]
-        targets = ask(lambda: self.ports.log_ends(own), "reading ends of changelogs")
+        logs = [tp for tp in changelogs if tp not in reused]
+        targets = ask(lambda: self.ports.log_ends(logs), "reading ends of changelogs")
         ends = self._stable_ends(inputs, targets, deadline)
         # A topic that is input and changelog has been applied up to its committed offset.
         read = {tp: committed[tp].offset if tp in committed else 0 for tp in reused}
@@ -145,9 +148,8 @@ class Recovery:
         started: dict[TopicPartition, int] = {}
         for task in tasks:
             self._restore(task, targets, deadline)
-            self._take_positions(
-                task, committed, self._real_ends(task, committed, spans, deadline), started
-            )
+            real = self._real_ends(task, committed, spans, deadline)
+            self._take_positions(task, committed, real, started, read_already)
             task.ends = {tp: ends[tp] for tp in task.inputs}
         return started, committed
 
@@ -175,6 +177,22 @@ class Recovery:
             raise OffsetsWentBackError(_refused(back))
         self.lower_bounds.raised({tp: found.offset for tp, found in committed.items()})
         return committed
+
+    def _read_already(
+        self, tasks: Sequence[ActiveTask], committed: Committed
+    ) -> set[tuple[TaskId, str]]:
+        """Topics with partitions that came while a task read them: they are read from their first
+        record, whatever ``auto.offset.reset`` says of a topic that was not read before."""
+        own = {
+            (task.id, tp.topic): TopicPartition(tp.topic, task.id.partition)
+            for task in tasks
+            for tp in task.inputs
+            if tp.partition != task.id.partition and tp not in committed
+        }
+        others = sorted(set(own.values()).difference(committed))
+        # Their tasks may be running: some transaction of theirs is always pending.
+        known = {*committed, *(self.ports.committed(others, stable=False) if others else ())}
+        return {place for place, tp in own.items() if tp in known}
 
     def _starts_of_purged(self, inputs: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """A partition of another task may have no leader for long: only that task waits."""
@@ -260,12 +278,15 @@ class Recovery:
         committed: Committed,
         spans: Spans,
         started: dict[TopicPartition, int],
+        read_already: Collection[tuple[TaskId, str]],
     ) -> None:
         task.stream_times = {}
         for tp in task.inputs:
             found = committed.get(tp)
             if found is None:
-                task.positions[tp] = started[tp] = self._reset(tp, spans[tp], "no committed offset")
+                later = (task.id, tp.topic) in read_already
+                at = spans[tp][0] if later else self._reset(tp, spans[tp], "no committed offset")
+                task.positions[tp] = started[tp] = at
                 continue
             for node, time_ms in parse_metadata(found.metadata).stream_times.items():
                 task.stream_times[node] = max(time_ms, task.stream_times.get(node, -1))
