@@ -51,8 +51,9 @@ def migrations(records: Sequence[Record]) -> list[Migration]:
             # Of one that was overtaken, a later record has it.
             first = (one["first_commits"].get(task) for one in later)
             first_ms = next((ms for ms in first if ms is not None), None)
-            known = last_ms is not None and first_ms is not None
-            gap_s = (first_ms - last_ms) / 1000 if known else None
+            gap_s = None
+            if first_ms is not None and last_ms is not None:
+                gap_s = (first_ms - last_ms) / 1000
             found.append(
                 Migration(task, origin, record["instance"], record["began_ms"] / 1000, gap_s)
             )

@@ -53,7 +53,7 @@ def test_a_row_holds_the_median_and_all_runs_of_one_figure() -> None:
 
 
 def rebalance(instance: str, began_ms: int, **more: Any) -> dict[str, Any]:
-    nothing = {"gained": [], "lost": [], "gaps_ms": {}, "first_commits": {}, "last_commits": {}}
+    nothing: dict[str, Any] = {"gained": [], "lost": [], "gaps_ms": {}, "first_commits": {}, "last_commits": {}}
     return {"instance": instance, "began_ms": began_ms, "duration_ms": None, **nothing, **more}
 
 

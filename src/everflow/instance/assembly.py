@@ -532,7 +532,7 @@ class ClusterPorts:
                 "once everflow migrate has switched",
                 blueprint.filled_from,
             )
-            assignor.held = blueprint.tasks()
+            assignor.held = blueprint.every_task()
             self._switch = SwitchWatch(
                 self._is_filled, partial(self._switched, instance, assignor), self._clock
             )

@@ -61,11 +61,11 @@ class Blueprint:
                 found[name] = self.number_of_tasks(subtopology)
         return found
 
-    def tasks(self) -> frozenset[TaskId]:
+    def every_task(self) -> frozenset[TaskId]:
         return frozenset(
             TaskId(index, partition)
-            for index, topics in self.inputs.items()
-            for partition in range(max(self.partitions[topic] for topic in topics))
+            for index in self.inputs
+            for partition in range(self.number_of_tasks(index))
         )
 
     def changelog(self, task: TaskId, spec: StoreSpec) -> TopicPartition:
