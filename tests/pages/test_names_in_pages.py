@@ -30,6 +30,7 @@ OTHERS = {
     "005-elastic.md": {"StreamsPartitionAssignor"},  # Kafka Streams'
     "009-functions-travel.md": {"queue.py", "register_pickle_by_value"},
     "014-columns-in-the-step.md": {"UnsafeProjection"},  # Spark's
+    "044-damaged-bytes.md": {"check.crcs"},  # librdkafka's
 }
 """Names of others, and of examples."""
 
