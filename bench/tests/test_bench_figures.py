@@ -53,8 +53,16 @@ def test_a_row_holds_the_median_and_all_runs_of_one_figure() -> None:
 
 
 def rebalance(instance: str, began_ms: int, **more: Any) -> dict[str, Any]:
-    nothing: dict[str, Any] = {"gained": [], "lost": [], "gaps_ms": {}, "first_commits": {}, "last_commits": {}}
-    return {"instance": instance, "began_ms": began_ms, "duration_ms": None, **nothing, **more}
+    tasks: dict[str, Any] = {"gained": [], "lost": []}
+    times: dict[str, Any] = {"gaps_ms": {}, "first_commits": {}, "last_commits": {}}
+    return {
+        "instance": instance,
+        "began_ms": began_ms,
+        "duration_ms": None,
+        **tasks,
+        **times,
+        **more,
+    }
 
 
 def test_a_move_s_gap_is_between_the_records_of_two_instances(tmp_path: Path) -> None:
