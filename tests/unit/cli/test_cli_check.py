@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / version).mkdir()
         text = PROGRAM.format(store="counts" if version == "old" else "totals")
         (tmp_path / version / "app.py").write_text(text)
-    (tmp_path / "broken.py").write_text("import there_is_no_such_module\n")
+    (tmp_path / "broken.py").write_text("import there_is_no_such_module\nbuilder = 1\n")
     return tmp_path
 
 
@@ -35,7 +35,7 @@ def check(*arguments: str) -> Result:
 
 def test_two_versions_of_one_module_are_compared() -> None:
     same = check("old/app.py:builder", "old/app.py:builder")
-    assert (same.exit_code, same.output.strip()) == (0, "same")
+    assert (same.exit_code, same.stdout.strip()) == (0, "same")
     other = check("old/app.py:builder", "new/app.py:builder", "--output", "json")
     assert other.exit_code == 1
     data = json.loads(other.stdout)
