@@ -74,6 +74,8 @@ TRANSACTION_MS = 10_000
 """The old version's recoveries wait for a transaction that a killed migrator left open."""
 MARKED, CREATED, CAUGHT_UP = "migration-marked", "migration-created", "migration-caught-up"
 ASKED, DRAINED, HELD = "migration-asked", "migration-drained", "migration-held"
+INPUTS_HELD, SETTLED = "migration-inputs-held", "migration-settled"
+COPIED_REST = "migration-copied-rest"
 COMPARED, SWITCHING, SWITCHED = "migration-compared", "migration-switching", "migration-switched"
 """Crash points, beside those of `copying`."""
 
@@ -97,6 +99,8 @@ class Migrator:
     compare: bool = True
     clock: Clock = field(default_factory=SystemClock)
     stop: threading.Event = field(default_factory=threading.Event)
+    phases_ms: dict[str, int] = field(default_factory=dict)
+    """When it came to each of the points above last, ms since the epoch."""
     _hot: set[TaskId] = field(default_factory=set)
 
     @property
@@ -106,6 +110,10 @@ class Migrator:
     @property
     def producer(self) -> dict[str, Any]:
         return {**self.config.producer(), "transaction.timeout.ms": TRANSACTION_MS}
+
+    def _reached(self, point: str) -> None:
+        self.phases_ms[point] = self.clock.now_ms()
+        reached(point)
 
     # --- before anything is changed --------------------------------------------------------------
 
@@ -225,7 +233,7 @@ class Migrator:
         mark = Mark(FILLED, self.plan.old, self.plan.digest)
         text = format_metadata(mark.batch_id, {}, self.new.layouts)
         self._in_transaction([(tp, offset, text) for tp, offset in sorted(offsets.items())])
-        reached(MARKED)
+        self._reached(MARKED)
 
     def _in_transaction(self, rows: Iterable[tuple[TopicPartition, int, str]]) -> None:
         writer = RecordWriter.get(self.producer, self.transactional_id)
@@ -256,7 +264,7 @@ class Migrator:
             )
         with self._step("creating internal topics"):
             ClusterTopics(self.admin, self.config).create(specs)
-        reached(CREATED)
+        self._reached(CREATED)
 
     def _catch_up(self, copying: Copying) -> None:
         with self._step("copying changelogs"):
@@ -265,7 +273,7 @@ class Migrator:
                 self._round(copying)
                 near = copying.behind(copying.ends()) <= NEAR
         self.status.say(f"{counted(copying.copied, 'record')} copied, and caught up")
-        reached(CAUGHT_UP)
+        self._reached(CAUGHT_UP)
 
     def _round(self, copying: Copying) -> None:
         """Copy what there is by now. A passing fault is tried again."""
@@ -343,17 +351,18 @@ class Migrator:
         drains = frozenset(task for task in every if task.subtopology not in between)
         if between and self.admin.members(self.plan.old, REQUEST_S):
             holder.hold(drains)
-            reached(ASKED)
+            self._reached(ASKED)
             with self._step("waiting until the old version reads no input"):
                 self._await_still(holder, drains)
+            self._reached(INPUTS_HELD)
             with self._step("waiting until the old version has read its repartition topics"):
                 self._await_drained(copying)
-            reached(DRAINED)
+            self._reached(DRAINED)
         for last in (False,) * (ROUNDS - 1) + (True,):
             holder.hold(every)
             with self._step("waiting until the old version stands still"):
                 member = self._await_still(holder, every)
-            reached(HELD)
+            self._reached(HELD)
             try:
                 return self._commit(copying, member, writer, reader)
             except TaskMigratedError as evicted:
@@ -435,15 +444,18 @@ class Migrator:
         ]
         if drained and (waiting := self._waiting(drained)):
             raise self._not_drained(waiting)
+        ends = self._settled_ends(copying)
+        self._reached(SETTLED)
         with self._step("copying the rest"):
-            copying.round(self._settled_ends(copying))
+            copying.round(ends)
+        self._reached(COPIED_REST)
         counts: dict[str, int] = {}
         if self.compare:
             with self._step("comparing counts and checksums"):
                 counts = self._patiently(copying.require_equal, "comparing both versions")
-        reached(COMPARED)
+        self._reached(COMPARED)
         self._write_switch(committed, inputs, member, writer, reader)
-        reached(SWITCHED)
+        self._reached(SWITCHED)
         return counts
 
     def _end_writers(self) -> None:
@@ -504,7 +516,7 @@ class Migrator:
             writer.send_offsets(rows, without_member(self.plan.new), REQUEST_S)
             writer.send_offsets(marks, member.encode(), REQUEST_S)
             writer.flush(REQUEST_S)
-            reached(SWITCHING)
+            self._reached(SWITCHING)
             writer.commit(REQUEST_S)
         except UnknownOutcomeError:
             self._require_switched(inputs)
