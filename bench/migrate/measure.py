@@ -141,6 +141,10 @@ class Trial:
         """A version of the program, with a state folder of its own; returns at once."""
         state = Path(tempfile.mkdtemp(prefix="bench-state-"))
         self.stack.callback(shutil.rmtree, state, ignore_errors=True)
+        if self.system == EVERFLOW:
+            log = state / application_id / "logs" / "everflow.log"
+            kept = self.folder / f"{name}-everflow.log"
+            self.stack.callback(lambda: log.is_file() and shutil.copy(log, kept))
         job = replace(self.job, program=program, application_id=application_id, state_dir=state)
         if self.system == KAFKA_STREAMS:  # so it leaves the group when it stops
             job = replace(job, events=self.folder / f"{name}.events")

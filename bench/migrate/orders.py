@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 from bench.load.steady_sender import key_index
 from bench.topics import key_of
-
-Int64 = npt.NDArray[np.int64]
 
 PAID_S = 2
 """A payment comes so long after its order."""
@@ -52,11 +47,3 @@ def time_ms(number: int, rate: int, began_ms: int) -> int:
 def least_keys(rate: int) -> int:
     """With fewer a user's next order would meet the payment of the one before."""
     return (PAID_S + PAIRED_S) * rate // 2 + 1
-
-
-def users_of(records: int, keys: int, rate: int) -> Int64:
-    """`user_of` each of the first so many records."""
-    numbers = np.arange(records, dtype=np.int64)
-    orders = np.where(numbers % 2 == 0, numbers, numbers - 1 - PAID_S * rate)
-    # In two steps, for the product would not fit.
-    return (orders // 2 % keys) * (key_index(1, keys) % keys) % keys
