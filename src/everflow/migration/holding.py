@@ -30,8 +30,11 @@ log = logging.getLogger("everflow")
 
 SESSION_MS = 10_000
 """So long after a migrator was killed the old version gets its tasks back."""
+HEARTBEAT_MS = 100
+"""Two rebalances of the switch wait until the migrator has noticed them: with 500 ms, and with 50
+between two looks, 0.2 s more."""
 _JOIN_SLICE_S = 0.5
-_PAUSE_S = 0.05
+_PAUSE_S = 0.01
 _RETRY_S = 0.5
 _END_S = 5.0
 

@@ -36,6 +36,7 @@ from everflow.kafka.writing.transaction import GroupMetadata, fence_all
 from everflow.logs import counted, some
 from everflow.migration.copying import Copying, carry, estimate, logs_of, without_member
 from everflow.migration.holding import (
+    HEARTBEAT_MS,
     SESSION_MS,
     Holder,
     await_still,
@@ -65,7 +66,9 @@ REQUEST_S = 30.0
 STEP_MS = 60_000.0
 FOLLOW_MS = 250.0
 """From one round of copying to the next, once it has caught up."""
-DRAIN_MS = 50.0
+DRAIN_MS = 10.0
+BACKLOG = 10_000
+"""Records: the old version takes longer for more than a round of copying does."""
 NEAR = 1_000
 """Records: so few are left for the switch, beside what comes meanwhile."""
 ROUNDS = 10
@@ -334,6 +337,7 @@ class Migrator:
             bootstrap_servers=self.config.bootstrap_servers,
             group_id=self.plan.old,
             session_timeout_ms=SESSION_MS,
+            heartbeat_interval_ms=HEARTBEAT_MS,
             rebalance_timeout_ms=self.config.rebalance_timeout_ms,
             client_id=f"{self.plan.old}-migration-{process_id}",
             client=security_keywords(self.config.main_consumer()),
@@ -352,6 +356,7 @@ class Migrator:
         if between and self.admin.members(self.plan.old, REQUEST_S):
             holder.hold(drains)
             self._reached(ASKED)
+            self._round(copying)  # while the group is rebalanced, here and below
             with self._step("waiting until the old version reads no input"):
                 self._await_still(holder, drains)
             self._reached(INPUTS_HELD)
@@ -360,6 +365,7 @@ class Migrator:
             self._reached(DRAINED)
         for last in (False,) * (ROUNDS - 1) + (True,):
             holder.hold(every)
+            self._round(copying)
             with self._step("waiting until the old version stands still"):
                 member = self._await_still(holder, every)
             self._reached(HELD)
@@ -397,7 +403,8 @@ class Migrator:
         while waiting := self._waiting(read):
             if limit.expired():
                 raise self._not_drained(waiting)
-            self._round(copying)
+            if sum(waiting.values()) > BACKLOG:
+                self._round(copying)
             self.clock.wait(self.stop, DRAIN_MS)
 
     def _not_drained(self, waiting: Mapping[TopicPartition, int]) -> MigrationError:
