@@ -400,7 +400,7 @@ class Migrator:
         topics = [topic for index in self.old.between() for topic in self.old.inputs[index]]
         read = [TopicPartition(t, p) for t in topics for p in range(self.old.partitions[t])]
         limit = Deadline(self.clock, self.config.task_timeout_ms)
-        while waiting := self._waiting(read):
+        while waiting := self._waiting(read, copying.reader):
             if limit.expired():
                 raise self._not_drained(waiting)
             if sum(waiting.values()) > BACKLOG:
@@ -416,26 +416,22 @@ class Migrator:
             code="EF-MIGRATION-WAITING",
         )
 
-    def _waiting(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    def _waiting(
+        self, partitions: Sequence[TopicPartition], reader: LogReader
+    ) -> dict[TopicPartition, int]:
         """How many records wait. The offsets are read before the ends: what was read to its end
         then had nothing in flight."""
         done = self.admin.committed(self.plan.old, partitions, REQUEST_S)
         starts = self.admin.list_offsets(partitions, "earliest", "read_uncommitted", REQUEST_S)
         ends = self.admin.end_offsets(partitions, "read_uncommitted", REQUEST_S)
         read = {tp: max(starts[tp], done[tp].offset if tp in done else 0) for tp in partitions}
+        behind = [tp for tp in partitions if ends[tp] > read[tp]]
+        stable = self.admin.list_offsets(behind, "latest", "read_committed", REQUEST_S)
         return {
             tp: ends[tp] - read[tp]
-            for tp in partitions
-            if ends[tp] > read[tp] and self._has_records(tp, read[tp], ends[tp])
+            for tp in behind
+            if stable[tp] < ends[tp] or _has_records(reader, tp, read[tp], ends[tp])
         }
-
-    def _has_records(self, tp: TopicPartition, start: int, end: int) -> bool:
-        """False for markers of transactions alone."""
-        stable = self.admin.list_offsets([tp], "latest", "read_committed", REQUEST_S)[tp]
-        if stable < end:
-            return True
-        with LogReader(self.config.consumer()) as reader:
-            return any(len(chunk) for chunk in reader.read(tp, start, end, every=True))
 
     def _commit(
         self, copying: Copying, member: GroupMetadata, writer: RecordWriter, reader: LogReader
@@ -449,7 +445,7 @@ class Migrator:
         drained = [
             TopicPartition(t, p) for t in self.plan.drained for p in range(self.old.partitions[t])
         ]
-        if drained and (waiting := self._waiting(drained)):
+        if drained and (waiting := self._waiting(drained, reader)):
             raise self._not_drained(waiting)
         ends = self._settled_ends(copying)
         self._reached(SETTLED)
@@ -588,3 +584,8 @@ class Migrator:
                     f"which goes on in its place. Nothing was changed.",
                     to=mark.application_id,
                 )
+
+
+def _has_records(reader: LogReader, tp: TopicPartition, start: int, end: int) -> bool:
+    """False for markers of transactions alone."""
+    return any(len(chunk) for chunk in reader.read(tp, start, end, every=True))
