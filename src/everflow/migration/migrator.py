@@ -105,6 +105,7 @@ class Migrator:
     phases_ms: dict[str, int] = field(default_factory=dict)
     """When it came to each of the points above last, ms since the epoch."""
     _hot: set[TaskId] = field(default_factory=set)
+    _ends: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     @property
     def transactional_id(self) -> str:
@@ -307,7 +308,8 @@ class Migrator:
 
     def _followed(self) -> bool:
         """True once so many members are there, and each task's copy was near its end at one of
-        them. Their word is as old as their last join, which a copy that has caught up brings."""
+        them. Their word is as old as their last join, which a copy that has caught up brings; so a
+        word counts by the ends of the look before, when it had not been given."""
         members = seen_members(self.admin.members(self.plan.new, REQUEST_S, settled=True))
         if not members or len(members) < self.instances:
             return False
@@ -315,8 +317,9 @@ class Migrator:
         ends = self.admin.list_offsets(
             {tp for tps in stateful.values() for tp in tps}, "latest", "read_committed", REQUEST_S
         )
+        before, self._ends = self._ends or ends, ends
         for task, tps in stateful.items():
-            near = sum(ends[tp] for tp in tps) - self.config.acceptable_recovery_lag
+            near = sum(before[tp] for tp in tps) - self.config.acceptable_recovery_lag
             if any(one.data.offset_sums.get(task, -1) >= near for one in members):
                 self._hot.add(task)
         return self._hot >= stateful.keys()
