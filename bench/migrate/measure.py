@@ -379,7 +379,7 @@ def _migrated(trial: Trial) -> Figures:
         use.stop()
     trial.require_right(sent)
     phases = {name.removeprefix("migration-"): ms / 1000 for name, ms in told["phases_ms"].items()}
-    first = {}
+    first: dict[str, float] = {}
     for one in trial.outputs.updates(trial.job.output_topic):
         first.setdefault(one.value["by"], one.at_s)
     _tell_phases(phases, first["new"])

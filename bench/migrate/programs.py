@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from bench.apps.topic_names import INPUT_TOPIC_VARIABLE, OUTPUT_TOPIC_VARIABLE
@@ -43,7 +44,7 @@ def _folds(most: bool) -> dict[str, agg.Aggregator]:
     return {**folds, "most": agg.max("value.amount")} if most else folds
 
 
-def _told(most: bool, by: str) -> dict[str, object]:
+def _told(most: bool, by: str) -> dict[str, Column]:
     names = ("orders", "total", "last", "most") if most else ("orders", "total", "last")
     return {**{name: F.col(f"value.{name}") for name in names}, "by": F.lit(by)}
 
