@@ -69,8 +69,8 @@ FOLLOW_MS = 250.0
 DRAIN_MS = 10.0
 BACKLOG = 10_000
 """Records: the old version takes longer for more than a round of copying does."""
-NEAR = 1_000
-"""Records: so few are left for the switch, beside what comes meanwhile."""
+NEAR_MS = 1_000.0
+"""A round that takes less has caught up. At 10,000 records a second there are always some left."""
 ROUNDS = 10
 """So often a rebalance of the old group in the middle of the switch is no end of it."""
 TRANSACTION_MS = 10_000
@@ -272,10 +272,11 @@ class Migrator:
 
     def _catch_up(self, copying: Copying) -> None:
         with self._step("copying changelogs"):
-            near = False
-            while not near:
+            took_ms = NEAR_MS
+            while took_ms >= NEAR_MS:
+                began_ms = self.clock.monotonic_ms()
                 self._round(copying)
-                near = copying.behind(copying.ends()) <= NEAR
+                took_ms = self.clock.monotonic_ms() - began_ms
         self.status.say(f"{counted(copying.copied, 'record')} copied, and caught up")
         self._reached(CAUGHT_UP)
 
