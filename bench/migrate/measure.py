@@ -326,16 +326,27 @@ def _steady(trial: Trial, since_s: float, until_s: float) -> Figures:
     }
 
 
-def _judged(trial: Trial, found: Figures, gap: Gap, since_s: float, switch_s: float) -> Figures:
-    allowed = BATCHES * found["batch"][0] + switch_s
+def _gap(trial: Trial, found: Figures, gap: Gap, since_s: float) -> Figures:
     print(
         f"{trial.case.name}, {trial.system}: right; longest time without a committed output of a "
         f"task {gap.seconds:.2f} s, from {gap.began_s - since_s:+.1f} s on (before "
-        f"{found['gap_steady'][0]:.2f} s); {BATCHES} micro-batches of {found['batch'][0]:.2f} s "
-        f"and the switch of {switch_s:.2f} s: {'kept' if gap.seconds <= allowed else 'NOT KEPT'}",
+        f"{found['gap_steady'][0]:.2f} s)",
         flush=True,
     )
-    return {**found, "gap_max": (gap.seconds, "s"), "gap_allowed": (allowed, "s")}
+    return {**found, "gap_max": (gap.seconds, "s")}
+
+
+def _judged(trial: Trial, found: Figures, gap: Gap, since_s: float, switch_s: float) -> Figures:
+    """With the mark."""
+    figures = _gap(trial, found, gap, since_s)
+    batch = found["batch"][0]
+    allowed = BATCHES * batch + switch_s
+    print(
+        f"  {BATCHES} micro-batches of {batch:.2f} s and the switch of {switch_s:.2f} s: "
+        f"{'kept' if gap.seconds <= allowed else 'NOT KEPT'}",
+        flush=True,
+    )
+    return {**figures, "gap_allowed": (allowed, "s")}
 
 
 # --- everflow ------------------------------------------------------------------------------------
@@ -508,6 +519,5 @@ def _reset(trial: Trial) -> Figures:
         f"{reset_s - stopped_s:.2f}, start {running_s - reset_s:.2f}",
         flush=True,
     )
-    found = _judged(trial, _steady(trial, steady_s, begin_s), gap, begin_s, 0.0)
-    del found["gap_allowed"]
+    found = _gap(trial, _steady(trial, steady_s, begin_s), gap, begin_s)
     return {**found, "up_to_date": (trial.behind_s(begin_s, end_s), "s")}
