@@ -81,6 +81,23 @@ def stand_still(members: Collection[SeenMember], held: Collection[TaskId]) -> bo
     )
 
 
+def near_tasks(
+    members: Collection[SeenMember],
+    changelogs: Mapping[TaskId, Collection[TopicPartition]],
+    ends: Mapping[TopicPartition, int],
+    lag: int,
+) -> set[TaskId]:
+    """Tasks whose changelogs some member has followed to within ``lag`` of these ends. Pure."""
+    return {
+        task
+        for task, tps in changelogs.items()
+        if any(
+            one.data.offset_sums.get(task, -1) >= sum(ends[tp] for tp in tps) - lag
+            for one in members
+        )
+    }
+
+
 def others(members: Collection[SeenMember], topology: str) -> list[str]:
     """Names of members that run another program than the one with this digest. Pure."""
     return sorted(

@@ -40,6 +40,7 @@ from everflow.migration.holding import (
     SESSION_MS,
     Holder,
     await_still,
+    near_tasks,
     others,
     seen_members,
 )
@@ -319,10 +320,7 @@ class Migrator:
             {tp for tps in stateful.values() for tp in tps}, "latest", "read_committed", REQUEST_S
         )
         before, self._ends = self._ends or ends, ends
-        for task, tps in stateful.items():
-            near = sum(before[tp] for tp in tps) - self.config.acceptable_recovery_lag
-            if any(one.data.offset_sums.get(task, -1) >= near for one in members):
-                self._hot.add(task)
+        self._hot |= near_tasks(members, stateful, before, self.config.acceptable_recovery_lag)
         return self._hot >= stateful.keys()
 
     def _changelogs_of_new_tasks(self) -> dict[TaskId, list[TopicPartition]]:
