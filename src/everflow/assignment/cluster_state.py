@@ -100,16 +100,16 @@ class Assignment:
 def holding(
     assignment: Assignment, held: Collection[TaskId], tasks: Mapping[TaskId, TaskInfo]
 ) -> Assignment:
-    """The assignment without ``held`` tasks (note 067): who would run one follows it, if it has
-    state; its present owner gives it up."""
-    active, standby = dict(assignment.active), dict(assignment.standby)
+    """The assignment without ``held`` tasks (note 067): who would run one warms it up, if it has
+    state, and so says again and again how far it is; its present owner gives it up."""
+    active, warmup = dict(assignment.active), dict(assignment.warmup)
     for member_id, own in assignment.active.items():
         stopped = own.intersection(held)
         active[member_id] = own - stopped
         followed = frozenset(task for task in stopped if tasks[task].stateful)
-        standby[member_id] = standby.get(member_id, frozenset()) | followed
+        warmup[member_id] = warmup.get(member_id, frozenset()) | followed
     return replace(
-        assignment, active=active, standby=standby, withheld=assignment.withheld.difference(held)
+        assignment, active=active, warmup=warmup, withheld=assignment.withheld.difference(held)
     )
 
 

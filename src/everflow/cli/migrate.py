@@ -147,6 +147,7 @@ def migrate(
         counts = migrator.run()
         text = f"{old_id} was migrated to {application_id}, which goes on"
         data = {"dry_run": False, "digest": plan.digest, "switched": True, "entries": counts}
+        data["phases_ms"] = migrator.phases_ms
         show(output, data, [*(f"  {name}: {n:,} entries" for name, n in counts.items()), text])
     return None
 

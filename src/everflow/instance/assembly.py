@@ -368,6 +368,7 @@ class ClusterPorts:
         self._maintenance: StateMaintenance
         self._watch: TopicWatch
         self._switch: SwitchWatch | None = None
+        self._marked: list[TopicPartition] = []
         self._topics: TopicChanges
         self._member: GroupMember
         require_slots(context, self._config.num_stream_threads)
@@ -551,12 +552,14 @@ class ClusterPorts:
         )
 
     def _is_filled(self) -> bool:
+        """The mark comes and goes in one transaction: one partition that had it is enough."""
         partitions = self._dependencies.blueprint.partitions
         inputs = [TopicPartition(name, p) for name, n in partitions.items() for p in range(n)]
-        group = self._config.application_id
-        committed = self._admin.committed(group, inputs, WATCH_REQUEST_S, stable=False)
-        marks = [mark_in(one.metadata) for one in committed.values()]
-        return any(mark is not None and mark.kind == FILLED for mark in marks)
+        group, asked = self._config.application_id, self._marked or inputs
+        committed = self._admin.committed(group, asked, WATCH_REQUEST_S, stable=False)
+        marks = {tp: mark_in(one.metadata) for tp, one in committed.items()}
+        self._marked = [tp for tp, mark in marks.items() if mark and mark.kind == FILLED][:1]
+        return bool(self._marked)
 
     def _switched(self, instance: Instance, assignor: MemberAssignor) -> None:
         assignor.held = frozenset()

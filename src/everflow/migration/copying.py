@@ -169,35 +169,41 @@ class Copying:
                     for chunk in self._read(tp, starts[tp], self.positions[tp]):
                         _add(log.old, log.records(tp, chunk))
 
-    def behind(self, ends: Mapping[TopicPartition, int]) -> int:
-        return sum(max(0, end - self.positions[tp]) for tp, end in ends.items())
-
     def ends(self) -> dict[TopicPartition, int]:
         """Last stable offsets of the old changelogs."""
         partitions = [tp for log in self.logs for tp in log.partitions]
         return self.admin.list_offsets(partitions, "latest", "read_committed", REQUEST_S)
 
     def round(self, ends: Mapping[TopicPartition, int]) -> int:
-        """Copy up to ``ends``; the number of records."""
+        """Copy up to ``ends``; the number of records. What there is of many partitions goes into
+        one transaction: one for each would take a switch 10 ms for each."""
         before = self.copied
+        found: list[tuple[_Log, TopicPartition, LogChunk]] = []
         for log in self.logs:
             for tp in log.partitions:
                 for chunk in self._read(tp, self.positions[tp], ends[tp]):
-                    self._copy(log, tp, chunk)
+                    found.append((log, tp, chunk))
+                    if sum(one.bytes for _, _, one in found) >= CHUNK_BYTES:
+                        self._copy(found)
+                        found = []
+        if found:
+            self._copy(found)
         return self.copied - before
 
     def _read(self, tp: TopicPartition, start: int, end: int) -> Iterable[LogChunk]:
         return self.reader.read(tp, start, end, every=True, chunk_bytes=CHUNK_BYTES)
 
-    def _copy(self, log: _Log, tp: TopicPartition, chunk: LogChunk) -> None:
-        records = log.records(tp, chunk)
+    def _copy(self, found: Sequence[tuple[_Log, TopicPartition, LogChunk]]) -> None:
+        made = [(log, log.records(tp, chunk)) for log, tp, chunk in found]
+        positions = {tp: chunk.next_position for _, tp, chunk in found}
+        mark = format_metadata(Mark(COPIED, self.old).batch_id, {})
         self.writer.begin()
         try:
-            write(self.writer, log.target, records)
+            for log, records in made:
+                write(self.writer, log.target, records)
             self.writer.send()
-            mark = format_metadata(Mark(COPIED, self.old).batch_id, {})
             self.writer.send_offsets(
-                [(tp.topic, tp.partition, chunk.next_position, mark)],
+                [(tp.topic, tp.partition, at, mark) for tp, at in positions.items()],
                 without_member(self.new),
                 REQUEST_S,
             )
@@ -208,10 +214,11 @@ class Copying:
             self.writer.abort()
             raise
         reached(COPIED_CHUNK)
-        self.positions[tp] = chunk.next_position
-        self.copied += len(records.keys)
-        if log.old is not None and self.compared:
-            _add(log.old, records)
+        self.positions.update(positions)
+        for log, records in made:
+            self.copied += len(records.keys)
+            if log.old is not None and self.compared:
+                _add(log.old, records)
 
     def read_back(self) -> None:
         """Take in what has come into the new changelogs."""

@@ -30,8 +30,11 @@ log = logging.getLogger("everflow")
 
 SESSION_MS = 10_000
 """So long after a migrator was killed the old version gets its tasks back."""
+HEARTBEAT_MS = 100
+"""Two rebalances of the switch wait until the migrator has noticed them: with 500 ms, and with 50
+between two looks, 0.2 s more."""
 _JOIN_SLICE_S = 0.5
-_PAUSE_S = 0.05
+_PAUSE_S = 0.01
 _RETRY_S = 0.5
 _END_S = 5.0
 
@@ -76,6 +79,23 @@ def stand_still(members: Collection[SeenMember], held: Collection[TaskId]) -> bo
         and not one.answer.active.intersection(held)
         for one in members
     )
+
+
+def near_tasks(
+    members: Collection[SeenMember],
+    changelogs: Mapping[TaskId, Collection[TopicPartition]],
+    ends: Mapping[TopicPartition, int],
+    lag: int,
+) -> set[TaskId]:
+    """Tasks whose changelogs some member has followed to within ``lag`` of these ends. Pure."""
+    return {
+        task
+        for task, tps in changelogs.items()
+        if any(
+            one.data.offset_sums.get(task, -1) >= sum(ends[tp] for tp in tps) - lag
+            for one in members
+        )
+    }
 
 
 def others(members: Collection[SeenMember], topology: str) -> list[str]:

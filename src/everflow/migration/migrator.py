@@ -36,9 +36,11 @@ from everflow.kafka.writing.transaction import GroupMetadata, fence_all
 from everflow.logs import counted, some
 from everflow.migration.copying import Copying, carry, estimate, logs_of, without_member
 from everflow.migration.holding import (
+    HEARTBEAT_MS,
     SESSION_MS,
     Holder,
     await_still,
+    near_tasks,
     others,
     seen_members,
 )
@@ -65,15 +67,19 @@ REQUEST_S = 30.0
 STEP_MS = 60_000.0
 FOLLOW_MS = 250.0
 """From one round of copying to the next, once it has caught up."""
-DRAIN_MS = 50.0
-NEAR = 1_000
-"""Records: so few are left for the switch, beside what comes meanwhile."""
+DRAIN_MS = 10.0
+BACKLOG = 10_000
+"""Records: the old version takes longer for more than a round of copying does."""
+NEAR_MS = 1_000.0
+"""A round that takes less has caught up. At 10,000 records a second there are always some left."""
 ROUNDS = 10
 """So often a rebalance of the old group in the middle of the switch is no end of it."""
 TRANSACTION_MS = 10_000
 """The old version's recoveries wait for a transaction that a killed migrator left open."""
 MARKED, CREATED, CAUGHT_UP = "migration-marked", "migration-created", "migration-caught-up"
 ASKED, DRAINED, HELD = "migration-asked", "migration-drained", "migration-held"
+INPUTS_HELD, SETTLED = "migration-inputs-held", "migration-settled"
+COPIED_REST = "migration-copied-rest"
 COMPARED, SWITCHING, SWITCHED = "migration-compared", "migration-switching", "migration-switched"
 """Crash points, beside those of `copying`."""
 
@@ -97,7 +103,10 @@ class Migrator:
     compare: bool = True
     clock: Clock = field(default_factory=SystemClock)
     stop: threading.Event = field(default_factory=threading.Event)
+    phases_ms: dict[str, int] = field(default_factory=dict)
+    """When it came to each of the points above last, ms since the epoch."""
     _hot: set[TaskId] = field(default_factory=set)
+    _ends: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     @property
     def transactional_id(self) -> str:
@@ -106,6 +115,10 @@ class Migrator:
     @property
     def producer(self) -> dict[str, Any]:
         return {**self.config.producer(), "transaction.timeout.ms": TRANSACTION_MS}
+
+    def _reached(self, point: str) -> None:
+        self.phases_ms[point] = self.clock.now_ms()
+        reached(point)
 
     # --- before anything is changed --------------------------------------------------------------
 
@@ -225,7 +238,7 @@ class Migrator:
         mark = Mark(FILLED, self.plan.old, self.plan.digest)
         text = format_metadata(mark.batch_id, {}, self.new.layouts)
         self._in_transaction([(tp, offset, text) for tp, offset in sorted(offsets.items())])
-        reached(MARKED)
+        self._reached(MARKED)
 
     def _in_transaction(self, rows: Iterable[tuple[TopicPartition, int, str]]) -> None:
         writer = RecordWriter.get(self.producer, self.transactional_id)
@@ -256,16 +269,17 @@ class Migrator:
             )
         with self._step("creating internal topics"):
             ClusterTopics(self.admin, self.config).create(specs)
-        reached(CREATED)
+        self._reached(CREATED)
 
     def _catch_up(self, copying: Copying) -> None:
         with self._step("copying changelogs"):
-            near = False
-            while not near:
+            took_ms = NEAR_MS
+            while took_ms >= NEAR_MS:
+                began_ms = self.clock.monotonic_ms()
                 self._round(copying)
-                near = copying.behind(copying.ends()) <= NEAR
+                took_ms = self.clock.monotonic_ms() - began_ms
         self.status.say(f"{counted(copying.copied, 'record')} copied, and caught up")
-        reached(CAUGHT_UP)
+        self._reached(CAUGHT_UP)
 
     def _round(self, copying: Copying) -> None:
         """Copy what there is by now. A passing fault is tried again."""
@@ -296,7 +310,8 @@ class Migrator:
 
     def _followed(self) -> bool:
         """True once so many members are there, and each task's copy was near its end at one of
-        them. Their word is as old as their last join, which a copy that has caught up brings."""
+        them. Their word is as old as their last join, which a copy that has caught up brings; so a
+        word counts by the ends of the look before, when it had not been given."""
         members = seen_members(self.admin.members(self.plan.new, REQUEST_S, settled=True))
         if not members or len(members) < self.instances:
             return False
@@ -304,10 +319,8 @@ class Migrator:
         ends = self.admin.list_offsets(
             {tp for tps in stateful.values() for tp in tps}, "latest", "read_committed", REQUEST_S
         )
-        for task, tps in stateful.items():
-            near = sum(ends[tp] for tp in tps) - self.config.acceptable_recovery_lag
-            if any(one.data.offset_sums.get(task, -1) >= near for one in members):
-                self._hot.add(task)
+        before, self._ends = self._ends or ends, ends
+        self._hot |= near_tasks(members, stateful, before, self.config.acceptable_recovery_lag)
         return self._hot >= stateful.keys()
 
     def _changelogs_of_new_tasks(self) -> dict[TaskId, list[TopicPartition]]:
@@ -326,6 +339,7 @@ class Migrator:
             bootstrap_servers=self.config.bootstrap_servers,
             group_id=self.plan.old,
             session_timeout_ms=SESSION_MS,
+            heartbeat_interval_ms=HEARTBEAT_MS,
             rebalance_timeout_ms=self.config.rebalance_timeout_ms,
             client_id=f"{self.plan.old}-migration-{process_id}",
             client=security_keywords(self.config.main_consumer()),
@@ -343,17 +357,20 @@ class Migrator:
         drains = frozenset(task for task in every if task.subtopology not in between)
         if between and self.admin.members(self.plan.old, REQUEST_S):
             holder.hold(drains)
-            reached(ASKED)
+            self._reached(ASKED)
+            self._round(copying)  # while the group is rebalanced, here and below
             with self._step("waiting until the old version reads no input"):
                 self._await_still(holder, drains)
+            self._reached(INPUTS_HELD)
             with self._step("waiting until the old version has read its repartition topics"):
                 self._await_drained(copying)
-            reached(DRAINED)
+            self._reached(DRAINED)
         for last in (False,) * (ROUNDS - 1) + (True,):
             holder.hold(every)
+            self._round(copying)
             with self._step("waiting until the old version stands still"):
                 member = self._await_still(holder, every)
-            reached(HELD)
+            self._reached(HELD)
             try:
                 return self._commit(copying, member, writer, reader)
             except TaskMigratedError as evicted:
@@ -385,10 +402,11 @@ class Migrator:
         topics = [topic for index in self.old.between() for topic in self.old.inputs[index]]
         read = [TopicPartition(t, p) for t in topics for p in range(self.old.partitions[t])]
         limit = Deadline(self.clock, self.config.task_timeout_ms)
-        while waiting := self._waiting(read):
+        while waiting := self._waiting(read, copying.reader):
             if limit.expired():
                 raise self._not_drained(waiting)
-            self._round(copying)
+            if sum(waiting.values()) > BACKLOG:
+                self._round(copying)
             self.clock.wait(self.stop, DRAIN_MS)
 
     def _not_drained(self, waiting: Mapping[TopicPartition, int]) -> MigrationError:
@@ -400,26 +418,22 @@ class Migrator:
             code="EF-MIGRATION-WAITING",
         )
 
-    def _waiting(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    def _waiting(
+        self, partitions: Sequence[TopicPartition], reader: LogReader
+    ) -> dict[TopicPartition, int]:
         """How many records wait. The offsets are read before the ends: what was read to its end
         then had nothing in flight."""
         done = self.admin.committed(self.plan.old, partitions, REQUEST_S)
         starts = self.admin.list_offsets(partitions, "earliest", "read_uncommitted", REQUEST_S)
         ends = self.admin.end_offsets(partitions, "read_uncommitted", REQUEST_S)
         read = {tp: max(starts[tp], done[tp].offset if tp in done else 0) for tp in partitions}
+        behind = [tp for tp in partitions if ends[tp] > read[tp]]
+        stable = self.admin.list_offsets(behind, "latest", "read_committed", REQUEST_S)
         return {
             tp: ends[tp] - read[tp]
-            for tp in partitions
-            if ends[tp] > read[tp] and self._has_records(tp, read[tp], ends[tp])
+            for tp in behind
+            if stable[tp] < ends[tp] or _has_records(reader, tp, read[tp], ends[tp])
         }
-
-    def _has_records(self, tp: TopicPartition, start: int, end: int) -> bool:
-        """False for markers of transactions alone."""
-        stable = self.admin.list_offsets([tp], "latest", "read_committed", REQUEST_S)[tp]
-        if stable < end:
-            return True
-        with LogReader(self.config.consumer()) as reader:
-            return any(len(chunk) for chunk in reader.read(tp, start, end, every=True))
 
     def _commit(
         self, copying: Copying, member: GroupMetadata, writer: RecordWriter, reader: LogReader
@@ -433,17 +447,20 @@ class Migrator:
         drained = [
             TopicPartition(t, p) for t in self.plan.drained for p in range(self.old.partitions[t])
         ]
-        if drained and (waiting := self._waiting(drained)):
+        if drained and (waiting := self._waiting(drained, reader)):
             raise self._not_drained(waiting)
+        ends = self._settled_ends(copying)
+        self._reached(SETTLED)
         with self._step("copying the rest"):
-            copying.round(self._settled_ends(copying))
+            copying.round(ends)
+        self._reached(COPIED_REST)
         counts: dict[str, int] = {}
         if self.compare:
             with self._step("comparing counts and checksums"):
                 counts = self._patiently(copying.require_equal, "comparing both versions")
-        reached(COMPARED)
+        self._reached(COMPARED)
         self._write_switch(committed, inputs, member, writer, reader)
-        reached(SWITCHED)
+        self._reached(SWITCHED)
         return counts
 
     def _end_writers(self) -> None:
@@ -504,7 +521,7 @@ class Migrator:
             writer.send_offsets(rows, without_member(self.plan.new), REQUEST_S)
             writer.send_offsets(marks, member.encode(), REQUEST_S)
             writer.flush(REQUEST_S)
-            reached(SWITCHING)
+            self._reached(SWITCHING)
             writer.commit(REQUEST_S)
         except UnknownOutcomeError:
             self._require_switched(inputs)
@@ -569,3 +586,8 @@ class Migrator:
                     f"which goes on in its place. Nothing was changed.",
                     to=mark.application_id,
                 )
+
+
+def _has_records(reader: LogReader, tp: TopicPartition, start: int, end: int) -> bool:
+    """False for markers of transactions alone."""
+    return any(len(chunk) for chunk in reader.read(tp, start, end, every=True))

@@ -762,19 +762,19 @@ def test_where_everybody_drains_somebody_still_works(decide: OwnDecide) -> None:
 # --- tasks that are held for a migration (note 067) -----------------------------------------------
 
 
-def test_held_tasks_are_given_to_nobody_and_followed_where_they_would_run() -> None:
+def test_held_tasks_are_given_to_nobody_and_warmed_up_where_they_would_run() -> None:
     leader = assignor(Ports(ends={TASK_0: 50, TASK_1: 50}))
     runs = member("x", TASK_0, TASK_1, generation=3)
     assert decided(leader, m1=runs)["m1"].active == {TASK_0, TASK_1}
     asks = member("z", draining=True, held=frozenset({TASK_0}))
     given = decided(leader, m1=runs, migrator=asks)
     assert given["m1"].active == {TASK_1}
-    assert given["m1"].standby == {TASK_0}
+    assert given["m1"].warmup == {TASK_0}, "a warm-up says again how far it is, a standby once"
     assert not given["migrator"].active
     assert leader.decision is not None
     assert str(TASK_0) in " ".join(leader.decision.held_back)
     let_go = replace(runs, owned=frozenset({TASK_1}), generation=4, offset_sums={TASK_0: 50})
-    assert decided(leader, m1=let_go, migrator=asks)["m1"].standby == {TASK_0}
+    assert decided(leader, m1=let_go, migrator=asks)["m1"].warmup == {TASK_0}
     back = decided(leader, m1=let_go)
     assert back["m1"].active == {TASK_0, TASK_1}, "without the one who asked they run again"
 

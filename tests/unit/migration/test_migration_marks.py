@@ -8,7 +8,7 @@ from everflow.errors import ApplicationMigratedError, RetriableError
 from everflow.instance.tasks.recovery import require_not_migrated
 from everflow.instance.topics.switch_watch import SwitchWatch
 from everflow.kafka.admin import MemberDescription
-from everflow.migration.holding import SeenMember, others, seen_members, stand_still
+from everflow.migration.holding import SeenMember, near_tasks, others, seen_members, stand_still
 from everflow.protocol.messages import (
     COPIED,
     FILLED,
@@ -91,3 +91,18 @@ def test_the_watch_asks_until_the_mark_is_gone() -> None:
     assert not switched
     assert watch.check_once()
     assert switched == ["now"]
+
+
+def test_a_task_is_near_where_one_member_has_followed_all_its_changelogs() -> None:
+    logs = {TASK_0: [TopicPartition("a", 0), TopicPartition("b", 0)]}
+    logs[TASK_1] = [TopicPartition("a", 1)]
+    ends = {tp: 100 for tps in logs.values() for tp in tps}
+
+    def told(name: str, **sums: int) -> SeenMember:
+        known = {TaskId(0, int(number[1:])): at for number, at in sums.items()}
+        return SeenMember(name, UserData(process_id=name, offset_sums=known), None)
+
+    assert near_tasks([told("x", t0=190), told("y", t1=89)], logs, ends, 10) == {TASK_0}
+    assert near_tasks([told("x", t0=189), told("y", t0=190, t1=90)], logs, ends, 10) == {*logs}
+    assert near_tasks([told("x")], logs, ends, 10) == set()
+    assert near_tasks([], logs, ends, 1_000) == set()

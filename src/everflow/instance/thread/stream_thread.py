@@ -425,6 +425,7 @@ class StreamThread:
         partitions = sorted({tp for task in self.tasks.values() for tp in task.inputs})
         self.retries.tasks_changed(self.tasks)
         self._forget_plan()
+        self._rests_until_ms = 0.0  # records of a task that moved have waited long enough
         if not partitions:
             self.services.ends.unwatch(self.number)
             return

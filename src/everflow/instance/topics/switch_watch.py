@@ -12,7 +12,8 @@ from everflow.errors import EverflowError
 
 log = logging.getLogger("everflow")
 
-PERIOD_MS = 250.0
+PERIOD_MS = 50.0
+"""Of one partition, and the tasks stand still meanwhile."""
 
 
 @dataclass

@@ -124,6 +124,28 @@ def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: 
     assert world.turn()
 
 
+def test_a_thread_to_which_a_task_comes_does_not_rest(world: World) -> None:
+    """Its records have waited for the rebalance."""
+    limits = replace(world.thread.settings.limits, most_rest_ms=40)
+    world.thread.settings = replace(world.thread.settings, limits=limits)
+    world.thread.retries.limits = limits
+
+    def commit(request: BatchRequest) -> BatchResult:
+        world.clock.advance(500.0)
+        return world.commit(request)
+
+    world.fed(commit, end=3)
+    while not world.turn():
+        pass
+    ended_ms = world.clock.monotonic_ms()
+    world.book.own([OTHER_TASK])
+    world.give_task(OTHER_TASK, OTHER)
+    world.end += 3
+    while not world.turn():
+        pass
+    assert world.clock.monotonic_ms() - ended_ms == 500.0
+
+
 @pytest.mark.parametrize(
     ("idle_ms", "rest_ms", "end"), [(50.0, 18.0, 33), (2.0, 6.0, 18), (1_000.0, 4.5, 18)]
 )
