@@ -73,7 +73,8 @@ ROUNDS = 10
 TRANSACTION_MS = 10_000
 """The old version's recoveries wait for a transaction that a killed migrator left open."""
 MARKED, CREATED, CAUGHT_UP = "migration-marked", "migration-created", "migration-caught-up"
-ASKED, DRAINED, HELD = "migration-asked", "migration-drained", "migration-held"
+FOLLOWED, ASKED, INPUTS_HELD = "migration-followed", "migration-asked", "migration-inputs-held"
+DRAINED, HELD, REST_COPIED = "migration-drained", "migration-held", "migration-rest-copied"
 COMPARED, SWITCHING, SWITCHED = "migration-compared", "migration-switching", "migration-switched"
 """Crash points, beside those of `copying`."""
 
@@ -200,6 +201,7 @@ class Migrator:
                 copying.begin(self._committed(self.plan.new, None))
             self._catch_up(copying)
             self._await_instances(copying)
+            reached(FOLLOWED)
             holder = self._holder()
             opened.callback(holder.close)
             return self._switch(copying, holder, writer, reader)
@@ -346,6 +348,7 @@ class Migrator:
             reached(ASKED)
             with self._step("waiting until the old version reads no input"):
                 self._await_still(holder, drains)
+            reached(INPUTS_HELD)
             with self._step("waiting until the old version has read its repartition topics"):
                 self._await_drained(copying)
             reached(DRAINED)
@@ -437,6 +440,7 @@ class Migrator:
             raise self._not_drained(waiting)
         with self._step("copying the rest"):
             copying.round(self._settled_ends(copying))
+        reached(REST_COPIED)
         counts: dict[str, int] = {}
         if self.compare:
             with self._step("comparing counts and checksums"):
