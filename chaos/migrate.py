@@ -64,9 +64,6 @@ MOST_PARTITIONS = 12
 RATE = 300.0
 STANDING = (INPUTS_HELD, DRAINED, HELD, REST_COPIED, COMPARED, SWITCHING)
 """The old version stands still: who comes back joins a group that holds."""
-CALLS = 4
-"""So often the command is called until it has switched: where its group is rebalanced under it, it
-gives up and says so."""
 
 
 class MigrateRun:
@@ -131,7 +128,7 @@ class MigrateRun:
             chain.new = chain.next_version(chain.new.number, partitions)
         instances = len(chain.news) or one.instances
         chain.arm(one.strikes)
-        chain.launch("--instances", str(instances))
+        chain.call(instances)
         for strike in one.strikes:
             if strike.point != MARKED:
                 self._until_created(chain)
@@ -158,22 +155,21 @@ class MigrateRun:
         wait_until(created, WAIT_S, "the internal topics of the new version", chain.said)
 
     def _strike(self, chain: Chain, strike: Strike, instances: int) -> str | None:
-        point, held = strike.point, None
+        point, held, lost = strike.point, None, False
         if point == COMMIT_SENT:
             chain.until_reached(SWITCHING)
-            lost = strike.victim == CONNECTION
+            lost = strike.victim in (CONNECTION, BROKER)
             held = chain.proxy.lose_answer("EndTxn") if lost else chain.proxy.hold("EndTxn")
             chain.go(SWITCHING)
             held.wait(1, WAIT_S)
         else:
-            if point in BEHIND:
-                chain.until_reached(SWITCHED)
             chain.until_reached(point)
 
         def goes_on() -> None:
-            if held is not None and strike.victim != CONNECTION:
+            if held is not None and not lost:
                 held.release(WAIT_S)
-            chain.go(point)
+            if point != SWITCHED:  # there the migrator waits until all are struck
+                chain.go(point)
 
         if strike.victim == MIGRATOR:
             return self._migrator_killed(chain, strike, goes_on, instances)
@@ -223,8 +219,6 @@ class MigrateRun:
         chain.kill_migrator()
         goes_on()
         behind = strike.point in BEHIND
-        if behind:
-            chain.go(SWITCHED)
         switched = chain.switched()
         assert switched or not behind, f"not switched, and killed at {strike.point}"
         self.report.then[strike.then] = self.report.then.get(strike.then, 0) + 1
@@ -238,7 +232,7 @@ class MigrateRun:
         if strike.then == AGAIN:
             for left in chain.points.glob("*.go"):
                 left.unlink()
-            chain.launch("--instances", str(instances))
+            chain.call(instances)
             return None
         if strike.then == BACK:
             if any(not one.ended for one in chain.news):
@@ -263,15 +257,10 @@ class MigrateRun:
         """Until the command has switched."""
         chain.follow(instances)
         chain.go(SWITCHED)
-        for _ in range(CALLS):
-            assert chain.process is not None
-            if chain.process.poll() is not None and chain.process.returncode < 0:
-                break  # killed behind the switch
-            if chain.until_ended() == 0:
-                break
-            if chain.switched():
-                break
-            chain.launch("--instances", str(instances))
+        assert chain.process is not None
+        killed = (chain.process.poll() or 0) < 0  # behind the switch
+        while not killed and chain.until_ended() and not chain.switched():
+            chain.call_again()
         assert chain.switched(), chain.said()
         return "switched"
 

@@ -39,6 +39,9 @@ KEYS = 24
 WINDOW_MS = 10_000
 PARTITIONS = 4
 WAIT_S = 300.0
+CALLS = 6
+"""So often the command is called until it has switched: where its group is rebalanced under it, or
+nobody of the old version runs, it gives up and says so."""
 COMMAND = "from everflow.cli import main; main()"
 KEPT = "windowstore.changelog.additional.retention.ms=3153600000000"
 PROGRAM = """
@@ -243,6 +246,7 @@ class Chain:
         self.process: subprocess.Popen[bytes] | None = None
         self.codes: Counter[str] = Counter()
         """Of commands that ended with an error."""
+        self.wanted, self.calls = 1, 0
         self.half: list[str] = []
         """Looks at which one version had switched and the other had not."""
 
@@ -266,6 +270,20 @@ class Chain:
         self.cluster.close()
 
     # --- the migrator ----------------------------------------------------------------------------
+
+    def call(self, instances: int) -> None:
+        """The command that goes on; the first time, and after a kill."""
+        self.wanted, self.calls = instances, 0
+        self.launch("--instances", str(instances))
+
+    def call_again(self) -> None:
+        """As it says itself when it gave up. The old version has to run for that."""
+        self.until_ended()
+        self.calls += 1
+        assert self.calls < CALLS, self.said()
+        for one in self.olds:
+            self.until_joined(one)
+        self.launch("--instances", str(self.wanted))
 
     def launch(self, *options: str) -> None:
         command = [
@@ -319,12 +337,12 @@ class Chain:
 
     def until_reached(self, point: str) -> None:
         marker = self.folder_of(point) / f"{point}.reached"
-        process = self.process
-        assert process is not None
 
         def there() -> bool:
-            ended = process.poll() is not None
-            assert marker.exists() or not ended or point in BEHIND, self.said()
+            code = None if self.process is None else self.process.poll()
+            if code is not None and code > 0 and not marker.exists() and not self.switched():
+                self.call_again()
+            assert marker.exists() or code != 0 or point in BEHIND, self.said()
             return marker.exists()
 
         wait_until(there, WAIT_S, f"{point} to be reached", self.said)
