@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from everflow.config import StreamsConfig
     from everflow.kafka.admin import ClusterAdmin
     from everflow.migration.programs import Program
+    from everflow.records import CommittedOffset, TopicPartition
 
 _WRITE = "from everflow.cli.migrate import write_program; write_program()"
 _LOADING_S = 2.0
@@ -241,17 +242,24 @@ def write_program() -> None:
 
 def _give_up(config: StreamsConfig, admin: ClusterAdmin, new: Program, yes: bool) -> None:
     """Delete what a migration has made. MigrationError where it has switched, or instances run."""
+    from everflow.kafka.writing.transaction import fence_all
+    from everflow.migration.migrator import transactional_id
     from everflow.protocol.messages import COPIED, FILLED, mark_in
 
     group = new.application_id
-    found = admin.committed(group, None, _BACK_S, stable=False)
-    kinds = {mark.kind if (mark := mark_in(one.metadata)) else "" for one in found.values()}
-    if kinds - {FILLED, COPIED}:
-        raise MigrationError(
-            f"{group} has run: the switch took place, or it is another application. Nothing was "
-            f"deleted.",
-            code="EF-MIGRATION-PLAN",
-        )
+    found: Mapping[TopicPartition, CommittedOffset] = {}
+    for fenced in (False, True):
+        if fenced:
+            # Of a migrator that runs, or was killed at its commit, the switch is over, or never is.
+            fence_all(config.producer(), [transactional_id(group)], _BACK_S)
+        found = admin.committed(group, None, _BACK_S, stable=fenced)
+        kinds = {mark.kind if (mark := mark_in(one.metadata)) else "" for one in found.values()}
+        if kinds - {FILLED, COPIED}:
+            raise MigrationError(
+                f"{group} has run: the switch took place, or it is another application. Nothing "
+                f"was deleted.",
+                code="EF-MIGRATION-PLAN",
+            )
     if members := admin.members(group, _BACK_S):
         raise MigrationError(
             f"{len(members)} instances of {group} run. Stop them first. Nothing was deleted.",

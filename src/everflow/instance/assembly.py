@@ -66,6 +66,7 @@ from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.patterns import TopicGrowth, growth, pattern_sources, why_not_grown
 from everflow.topology.store_layouts import serde_words
+from everflow.worker.crash_points import SWITCH_SEEN, reached
 from everflow.worker.failures import UndecodableRecord
 from everflow.worker.letters import GlobalRecords
 
@@ -562,6 +563,7 @@ class ClusterPorts:
         return bool(self._marked)
 
     def _switched(self, instance: Instance, assignor: MemberAssignor) -> None:
+        reached(SWITCH_SEEN)
         assignor.held = frozenset()
         instance.member.request_rejoin("the migration has switched")
 

@@ -77,13 +77,20 @@ ROUNDS = 10
 TRANSACTION_MS = 10_000
 """The old version's recoveries wait for a transaction that a killed migrator left open."""
 MARKED, CREATED, CAUGHT_UP = "migration-marked", "migration-created", "migration-caught-up"
-ASKED, DRAINED, HELD = "migration-asked", "migration-drained", "migration-held"
-INPUTS_HELD, SETTLED = "migration-inputs-held", "migration-settled"
-COPIED_REST = "migration-copied-rest"
+FOLLOWED, ASKED, INPUTS_HELD = "migration-followed", "migration-asked", "migration-inputs-held"
+DRAINED, HELD, REST_COPIED = "migration-drained", "migration-held", "migration-rest-copied"
+SETTLED = "migration-settled"
 COMPARED, SWITCHING, SWITCHED = "migration-compared", "migration-switching", "migration-switched"
 """Crash points, beside those of `copying`."""
 
 T = TypeVar("T")
+
+
+def transactional_id(new: str) -> str:
+    """Of who migrates into ``new``."""
+    return f"{new}-migration"
+
+
 Committed = Mapping[TopicPartition, CommittedOffset]
 
 
@@ -110,7 +117,7 @@ class Migrator:
 
     @property
     def transactional_id(self) -> str:
-        return f"{self.plan.new}-migration"
+        return transactional_id(self.plan.new)
 
     @property
     def producer(self) -> dict[str, Any]:
@@ -199,6 +206,7 @@ class Migrator:
             writer = RecordWriter.get(self.producer, self.transactional_id)
             opened.callback(writer.close)
             opened.push(self._end_transaction)
+            self._require_not_switched()
             reader = opened.enter_context(LogReader(self.config.consumer()))
             copying = Copying(
                 logs=logs_of(self.plan, self.old, self.new, self.functions),
@@ -213,9 +221,17 @@ class Migrator:
                 copying.begin(self._committed(self.plan.new, None))
             self._catch_up(copying)
             self._await_instances(copying)
+            self._reached(FOLLOWED)
             holder = self._holder()
             opened.callback(holder.close)
             return self._switch(copying, holder, writer, reader)
+
+    def _require_not_switched(self) -> None:
+        """The transaction of a migrator that was killed at its commit is over only now that its id
+        is fenced: `check` may have read the offsets before it."""
+        now = self.admin.committed(self.plan.new, sorted(self._shared()), REQUEST_S)
+        if any(mark_in(one.metadata) is None for one in now.values()):
+            self._require_not_gone(self._committed(self.plan.old, None))
 
     def _end_transaction(self, kind: type[BaseException] | None, *_: object) -> None:
         """After a failure or Ctrl-C: an open transaction would hold the old version's offsets."""
@@ -453,15 +469,27 @@ class Migrator:
         self._reached(SETTLED)
         with self._step("copying the rest"):
             copying.round(ends)
-        self._reached(COPIED_REST)
+        self._reached(REST_COPIED)
         counts: dict[str, int] = {}
         if self.compare:
             with self._step("comparing counts and checksums"):
                 counts = self._patiently(copying.require_equal, "comparing both versions")
+        self._require_followers()
         self._reached(COMPARED)
         self._write_switch(committed, inputs, member, writer, reader)
         self._reached(SWITCHED)
         return counts
+
+    def _require_followers(self) -> None:
+        """MigrationError where nobody would go on behind the switch."""
+        there = len(self.admin.members(self.plan.new, REQUEST_S))
+        if there < self.instances:
+            raise MigrationError(
+                f"{counted(self.instances, 'instance')} of {self.plan.new} had followed, and "
+                f"{there:,} are in its group now. Nothing was switched, and the old version goes "
+                f"on. Start them again, and call everflow migrate again.",
+                code="EF-MIGRATION-MEMBERS",
+            )
 
     def _end_writers(self) -> None:
         """Transactions of instances that have vanished hold changelogs and offsets open."""

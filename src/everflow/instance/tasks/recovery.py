@@ -32,6 +32,7 @@ from everflow.protocol.messages import FILLED, GONE, mark_in, parse_metadata
 from everflow.records import CommittedOffset, Offsets, TaskId, TopicPartition
 from everflow.retry import StoppedError, attempting
 from everflow.setting_checks import reset_duration_ms
+from everflow.worker import crash_points
 
 log = logging.getLogger("everflow")
 
@@ -146,6 +147,7 @@ class Recovery:
         spans = {tp: (starts[tp], end) for tp, end in ends.items()}
         self._refuse_expired(tasks, committed, spans)
         started: dict[TopicPartition, int] = {}
+        crash_points.reached(crash_points.RECOVERING)
         for task in tasks:
             self._restore(task, targets, deadline)
             real = self._real_ends(task, committed, spans, deadline)
