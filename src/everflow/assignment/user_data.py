@@ -20,8 +20,11 @@ from typing import Any, NamedTuple
 from everflow.assignment.cluster_state import MemberFacts
 from everflow.records import TaskId
 
-LATEST_VERSION = 2
+LATEST_VERSION = 3
+"""2: the first. 3: `UserData.held`, which its leaders obey; its instances end where an offset says
+that the application has gone (note 067). A reader of 2 passes over what 3 has more."""
 OLDEST_VERSION = 2
+HOLDING_VERSION = 3
 UNREAD = -1
 """As `AssignmentData.answers`: the leader could not read the nonce it would have to repeat."""
 HOSTS_BUDGET_BYTES = 200_000

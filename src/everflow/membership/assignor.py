@@ -264,8 +264,17 @@ class MemberAssignor:
         self._subtopology_of = found  # first: the leader looks up what is in the other
         self._subtopologies = {index: tuple(topics) for index, topics in subtopologies.items()}
 
-    def known(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
-        return frozenset(tp for tp in partitions if tp.topic in self._subtopology_of)
+    def known(
+        self, partitions: Iterable[TopicPartition], active: Collection[TaskId]
+    ) -> frozenset[TopicPartition]:
+        """Those of topics that the program reads, and of tasks that the leader gave: one of a
+        release before 0.1.0 takes a new partition of an input for a task of its own, whose records
+        belong here to a task that another member may run."""
+        return frozenset(
+            tp
+            for tp in partitions
+            if tp.topic in self._subtopology_of and self.task_of(tp) in active
+        )
 
     def bind(self, claims: Callable[[], Claims]) -> None:
         self._claims = claims

@@ -597,7 +597,7 @@ class GroupMember:
         self._incomplete_since = None
         if not self._assignor.shutting_down_all:
             self._ending = None
-        partitions = self._assignor.known(partitions)
+        partitions = self._assignor.known(partitions, data.active)
         stale = self._assignor.is_stale(data)
         taken = self._taken_from_stale(partitions, data) if stale else partitions
         self._take(taken, generation)

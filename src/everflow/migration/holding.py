@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from everflow.assignment.cluster_state import AssignmentRules
 from everflow.assignment.user_data import (
+    HOLDING_VERSION,
     AnswerError,
     AssignmentData,
     UserData,
@@ -98,6 +99,15 @@ def near_tasks(
     }
 
 
+def before_holding(members: Collection[SeenMember]) -> list[str]:
+    """Names of members whose release knows nothing of held tasks. Pure."""
+    return sorted(
+        name_of(one.member_id, one.data.endpoint)
+        for one in members
+        if max(one.data.used_version, one.data.latest_version) < HOLDING_VERSION
+    )
+
+
 def others(members: Collection[SeenMember], topology: str) -> list[str]:
     """Names of members that run another program than the one with this digest. Pure."""
     return sorted(
@@ -105,6 +115,26 @@ def others(members: Collection[SeenMember], topology: str) -> list[str]:
         for one in members
         if one.data.topology != topology
     )
+
+
+def require_one_version(found: Collection[SeenMember], group: str, topology: str) -> None:
+    """MigrationError if a member runs another program than the one with this digest, or a release
+    of everflow that would not hold its tasks, or go on after the switch."""
+    if strange := others(found, topology):
+        raise MigrationError(
+            f"Members of {group} run another program than --from names: {some(strange)}. Their "
+            f"state would be carried wrongly. Nothing was switched, and all of them go on. Let one "
+            f"version run alone, or give its program to --from.",
+            code="EF-MIGRATION-MEMBERS",
+        )
+    if earlier := before_holding(found):
+        raise MigrationError(
+            f"Members of {group} run an earlier release of everflow, which cannot hold tasks, and "
+            f"would go on after the switch: {some(earlier)}. Nothing was switched, and all of them "
+            f"go on. Upgrade them first, one after the other, with the program that they run "
+            f"(docs/SCALING.md).",
+            code="EF-MIGRATION-MEMBERS",
+        )
 
 
 class Holder:
@@ -223,14 +253,14 @@ def await_still(
     timeout_ms: float,
 ) -> GroupMetadata:
     """Wait until nobody has a task of ``held``; the identity in whose generation that is so.
-    MigrationError: not in time, or a member runs another program."""
+    MigrationError: not in time, or a member runs another program or an earlier release."""
     until_ms = clock.monotonic_ms() + timeout_ms
     last = "the migrator has not joined yet"
     while True:
         member = holder.member()
         found = None if member is None else seen_members(members())
         if member is not None and found and any(one.member_id == member.member_id for one in found):
-            require_one_program(found, holder)
+            require_one_version(found, holder.group, holder.topology)
             if stand_still(found, held) and holder.member() == member:
                 return member
             busy = sorted(task for one in found for task in one.data.owned.intersection(held))
@@ -238,20 +268,8 @@ def await_still(
         if clock.monotonic_ms() >= until_ms:
             raise MigrationError(
                 f"The group {holder.group} did not stand still within "
-                f"{timeout_ms / 1000:g} s: {last}. Does an instance hang, or run an earlier "
-                f"release of everflow, which cannot hold tasks? The old version goes on; call "
-                f"everflow migrate again.",
+                f"{timeout_ms / 1000:g} s: {last}. Does an instance hang? The old version goes "
+                f"on; call everflow migrate again.",
                 code="EF-MIGRATION-MEMBERS",
             )
         clock.wait(stop, 1000 * _PAUSE_S)
-
-
-def require_one_program(found: Collection[SeenMember], holder: Holder) -> None:
-    """MigrationError if a member runs another program than the old one."""
-    if strange := others(found, holder.topology):
-        raise MigrationError(
-            f"Members of {holder.group} run another program than --from names: "
-            f"{some(strange)}. Their state would be carried wrongly. Nothing was switched, and all "
-            f"of them go on. Let one version run alone, or give its program to --from.",
-            code="EF-MIGRATION-MEMBERS",
-        )

@@ -41,7 +41,7 @@ from everflow.migration.holding import (
     Holder,
     await_still,
     near_tasks,
-    others,
+    require_one_version,
     seen_members,
 )
 from everflow.migration.plan import MigrationPlan, shown, stream_times
@@ -171,13 +171,7 @@ class Migrator:
         members = seen_members(self.admin.members(self.plan.old, REQUEST_S, settled=True))
         wanted = digest(self.old.lines)
         if members:
-            if strange := others(members, wanted):
-                raise MigrationError(
-                    f"Members of {self.plan.old} run another program than --from names: "
-                    f"{some(strange)}. Nothing was changed. Let one version run alone, or give its "
-                    f"program to --from.",
-                    code="EF-MIGRATION-MEMBERS",
-                )
+            require_one_version(members, self.plan.old, wanted)
             return
         texts = [from_json(parse_metadata(one.metadata).layouts) for one in was.values()]
         ran = program_in(newest(texts))

@@ -50,6 +50,15 @@ class NextVersion(Application):
         return f"{self.cluster.prefix}-next"
 
 
+def process_id_in(folder: Path) -> str:
+    """Of the instance with this state folder."""
+    try:
+        found = json.loads((folder / "process-metadata").read_text())
+    except (OSError, ValueError):
+        return "not yet"
+    return str(found["process_id"])
+
+
 @dataclass
 class Migration:
     """Two versions that read ``source``, and the command between them. ``old``, ``new``: lines of
@@ -213,33 +222,32 @@ class Migration:
 
     # --- versions as processes -------------------------------------------------------------------
 
-    def start_version(self, which: str) -> psutil.Process:
-        """``old`` or ``new``, with `everflow run`; returns once it is a member."""
+    def start_version(
+        self, which: str, state: Path | None = None, release: Path | None = None
+    ) -> psutil.Process:
+        """``old`` or ``new``, with `everflow run`; returns once it is a member. ``release``: the
+        folder of another everflow than this one."""
         app = self.before if which == "old" else self.after
+        state = state or app.state
+        paths = [str(release)] if release else []
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         command = [
             *(sys.executable, "-c", COMMAND, "run", f"{which}.py:topology"),
             *("--application-id", app.id, "--bootstrap-servers", self.cluster.bootstrap),
-            *("--state-dir", str(app.state), "--guarantee", "exactly_once_v2", "--threads", "1"),
+            *("--state-dir", str(state), "--guarantee", "exactly_once_v2", "--threads", "1"),
             *("--set", "session.timeout.ms=6000", "--set", KEPT),
         ]
         log = (self.folder / f"{which}.log").open("ab")
-        started = psutil.Popen(command, cwd=self.folder, stdout=log, stderr=log)
+        started = psutil.Popen(command, cwd=self.folder, stdout=log, stderr=log, env=environment)
         self.versions.append(started)
 
         def joined() -> bool:
             assert started.poll() is None, (self.folder / f"{which}.log").read_text()
-            process_id = self._process_id(app)
+            process_id = process_id_in(state / app.id)
             return any(process_id in one for one in self.admin.client_ids(app.id))
 
         wait_until(joined, POINT_S, f"the {which} version to join")
         return started
-
-    def _process_id(self, app: Application) -> str:
-        try:
-            found = json.loads((app.state / app.id / "process-metadata").read_text())
-        except (OSError, ValueError):
-            return "not yet"
-        return str(found["process_id"])
 
     def kill_version(self, started: psutil.Process) -> None:
         """With its JVM and workers."""

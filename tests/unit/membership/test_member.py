@@ -81,9 +81,8 @@ class Channel:
         self.wanted = False
         self.identity = MemberMetadata(self.identity.generation + 1, "m-1", None)
         nonce = data.answers or self.said[-1].nonce
-        data = replace(
-            data, active=frozenset(tasks), answers=nonce, topology=data.topology or digest(LINES)
-        )
+        active = frozenset(tasks) | {TaskId(0, tp.partition) for tp in self.also}
+        data = replace(data, active=active, answers=nonce, topology=data.topology or digest(LINES))
         partitions = frozenset(TopicPartition("a", task.partition) for task in tasks) | self.also
         self.listener.on_assignment(partitions, encode_assignment(data), self.identity.generation)
 

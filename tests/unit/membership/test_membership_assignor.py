@@ -27,6 +27,7 @@ from everflow.assignment.cluster_state import (
     TaskInfo,
 )
 from everflow.assignment.user_data import (
+    LATEST_VERSION,
     UNREAD,
     AnswerError,
     AssignmentData,
@@ -89,7 +90,7 @@ def assignor(
     ports: Ports | None = None,
     decide: Decide | None = None,
     topics: tuple[str, ...] = ("a",),
-    latest_version: int = 2,
+    latest_version: int = LATEST_VERSION,
     identity: Identity | None = None,
     **more: Any,
 ) -> MemberAssignor:
@@ -315,21 +316,33 @@ def test_a_cloned_process_id_is_named_and_the_newer_member_refused() -> None:
 
 
 def test_a_member_of_a_future_version_is_answered_and_keeps_what_it_may_run() -> None:
-    future = assignor(latest_version=3, identity=Identity(process_id="new", topology=LINES))
+    future = assignor(
+        latest_version=LATEST_VERSION + 1, identity=Identity(process_id="new", topology=LINES)
+    )
     future.bind(lambda: Claims(frozenset({TASK_1}), 4))
     old = assignor()
     members = {"m1": encode(member("x", TASK_0, generation=4)), "m2": future.user_data()}
     told = answers(old.assign(members, {"a": 2}))
-    assert (told["m2"].error, told["m2"].latest_version) == (AnswerError.UNSUPPORTED_VERSION, 2)
+    assert told["m2"].error is AnswerError.UNSUPPORTED_VERSION
+    assert told["m2"].latest_version == LATEST_VERSION
     assert told["m1"].active == {TASK_0}, "0_1 may run on the member that cannot be read"
     future.answer(old.assign(members, {"a": 2})["m2"].user_data)
     members["m2"] = future.user_data()
-    assert decode(members["m2"]).latest_version == 3
+    assert decode(members["m2"]).latest_version == LATEST_VERSION + 1
     told = answers(old.assign(members, {"a": 2}))
     assert {m: (data.error, data.active) for m, data in told.items()} == {
         "m1": (AnswerError.NONE, {TASK_0}),
         "m2": (AnswerError.NONE, {TASK_1}),
     }
+
+
+def test_a_new_partition_that_the_leader_takes_for_a_task_is_left() -> None:
+    """A leader that counts tasks by the partitions of an input that grew gives partition 2 as task
+    0_2. Here it belongs to task 0_0, which another member may run."""
+    one = assignor(tasks={0: 2})
+    first, grown = TopicPartition("a", 0), TopicPartition("a", 2)
+    assert one.known({first, grown}, {TASK_0, TASK_2}) == {first, grown}
+    assert one.known({grown}, {TASK_2}) == frozenset()
 
 
 def test_bytes_that_cannot_be_read_cost_only_their_member_its_tasks() -> None:

@@ -1,14 +1,24 @@
 """The marks beside offsets, who sees them, and when a group stands still."""
 
+from dataclasses import replace
+
 import pytest
 
 from everflow.assignment.user_data import AnswerError, AssignmentData, UserData, encode
 from everflow.clock import Clock
-from everflow.errors import ApplicationMigratedError, RetriableError
+from everflow.errors import ApplicationMigratedError, MigrationError, RetriableError
 from everflow.instance.tasks.recovery import require_not_migrated
 from everflow.instance.topics.switch_watch import SwitchWatch
 from everflow.kafka.admin import MemberDescription
-from everflow.migration.holding import SeenMember, near_tasks, others, seen_members, stand_still
+from everflow.migration.holding import (
+    SeenMember,
+    before_holding,
+    near_tasks,
+    others,
+    require_one_version,
+    seen_members,
+    stand_still,
+)
 from everflow.protocol.messages import (
     COPIED,
     FILLED,
@@ -73,6 +83,19 @@ def test_members_of_another_program_and_unreadable_ones_are_seen() -> None:
         member_id="m", client_id="c", host="h", subscription=encode(UserData(process_id="p"))
     )
     assert seen_members([description]) is None, "its answer is not there"
+
+
+def test_members_of_a_release_that_cannot_hold_tasks_are_named_and_refused() -> None:
+    now = seen("b")
+    earlier = replace(seen("a"), data=replace(seen("a").data, used_version=2, latest_version=2))
+    spoken_down = replace(now, data=replace(now.data, used_version=2))
+    assert before_holding([now, earlier, spoken_down]) == ["a"]
+    require_one_version([now, spoken_down], "shop", "one")
+    for members, topology, named in (([now, earlier], "one", "a"), ([now], "two", "b")):
+        with pytest.raises(MigrationError) as refused:
+            require_one_version(members, "shop", topology)
+        assert refused.value.code == "EF-MIGRATION-MEMBERS"
+        assert f": {named}. " in str(refused.value)
 
 
 def test_the_watch_asks_until_the_mark_is_gone() -> None:
