@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -53,13 +53,14 @@ class NextVersion(Application):
 @dataclass
 class Migration:
     """Two versions that read ``source``, and the command between them. ``old``, ``new``: lines of
-    the programs behind `HEAD`, with ``{out}``."""
+    the programs behind `HEAD`, with ``{out}``. ``settings``: of both, as `Application` has them."""
 
     cluster: Cluster
     folder: Path
     old: str
     new: str
     partitions: int = 4
+    settings: Mapping[str, object] = field(default_factory=dict)
     source: str = field(init=False)
     out: str = field(init=False)
     process: subprocess.Popen[bytes] | None = None
@@ -69,8 +70,8 @@ class Migration:
     def __post_init__(self) -> None:
         self.source = self.cluster.topic("in", self.partitions)
         self.out = self.cluster.topic("out", self.partitions)
-        self.before = Application(self.cluster, self.folder, {})
-        self.after = NextVersion(self.cluster, self.folder, {})
+        self.before = Application(self.cluster, self.folder, self.settings)
+        self.after = NextVersion(self.cluster, self.folder, self.settings)
         self.admin = ClusterAdmin({"bootstrap.servers": self.cluster.bootstrap})
         self.points.mkdir()
         for name, lines in (("old", self.old), ("new", self.new)):
@@ -125,7 +126,9 @@ class Migration:
         ]
 
     def launch(self, *options: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, ENVIRONMENT_VARIABLE: str(self.points)}
+        # A program of a test may import what tests do.
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = {**os.environ, ENVIRONMENT_VARIABLE: str(self.points), "PYTHONPATH": path}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command(*options),
