@@ -119,7 +119,8 @@ def renames(old: Topology, new: Topology) -> list[str]:
 
 @dataclass
 class Fed:
-    """The records of the programs, step by step: topic -> key, value and time (ms)."""
+    """The records of the programs, step by step: topic -> key, value and time (ms). Of each family
+    half of the steps are before ``half``."""
 
     pages: Sequence[str]
     prefix: str
@@ -128,9 +129,14 @@ class Fed:
         default_factory=list
     )
 
+    half: int = 0
+
     def __post_init__(self) -> None:
-        for program in programs(self.pages, self.prefix, self.spread):
-            for at, step in enumerate(program.family.steps):
+        found = list(programs(self.pages, self.prefix, self.spread))
+        self.half = max(len(one.family.steps) // 2 for one in found)
+        for program in found:
+            begin = self.half - len(program.family.steps) // 2
+            for at, step in enumerate(program.family.steps, begin):
                 while len(self.steps) <= at:
                     self.steps.append({})
                 for side in sides(program):

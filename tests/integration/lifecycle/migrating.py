@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
 
 from everflow import Topology
+from everflow.columns.key_partitions import java_partitions
 from everflow.errors import ApplicationMigratedError
 from everflow.instance.client_state import ClientState
 from everflow.kafka.admin import ClusterAdmin
@@ -99,6 +101,15 @@ class Migration:
         """So many more records over ``w0``, ``w1``, ..., each with a number of its own."""
         numbers = range(self.sent, self.sent + count)
         self.write(text(f"w{n % keys}", f"{n}", 1_000 + n, n % self.partitions) for n in numbers)
+        self.sent += count
+
+    def by_key(self, count: int, keys: int = 10) -> None:
+        """As `words`, each where Java's partitioner puts its key."""
+        numbers = range(self.sent, self.sent + count)
+        words = [f"w{n % keys}" for n in numbers]
+        places = java_partitions(pa.array([one.encode() for one in words]), self.partitions)
+        rows = zip(words, numbers, places.tolist(), strict=True)
+        self.write(text(word, f"{n}", 1_000 + n, place) for word, n, place in rows)
         self.sent += count
 
     def truth(self, keys: int = 10) -> dict[bytes | None, int]:

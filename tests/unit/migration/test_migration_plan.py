@@ -27,14 +27,16 @@ VALUE = serdes.json("a string, n bigint")
 DAY_MS = 86_400_000
 
 
-def program(build: Build, application_id: str, **topics: int) -> Program:
+def program(
+    build: Build, application_id: str, optimization: str = "none", **topics: int
+) -> Program:
     builder = StreamsBuilder()
     build(builder)
     return program_of(
         builder.build(),
         application_id=application_id,
         topics={"in": 4, "other": 4, **topics},
-        optimization="none",
+        optimization=optimization,
         topic_config={},
         additional_retention_ms=DAY_MS,
     )
@@ -391,3 +393,31 @@ def test_an_input_that_had_grown_is_split_into_as_many_tasks_as_it_has_partition
 
 def counted_directly(builder: StreamsBuilder) -> None:
     builder.stream("in", key=serdes.string(), value=VALUE).group_by_key().count(store="counts")
+
+
+def test_a_store_in_memory_and_one_in_the_user_s_topic_are_carried() -> None:
+    def rows(name: str) -> Build:
+        def build(builder: StreamsBuilder) -> None:
+            builder.table("in", key=serdes.string(), value=VALUE, store=name)
+            stream = builder.stream("other", key=serdes.string(), value=VALUE)
+            kept = Materialized(f"{name}-counts", in_memory=True)
+            stream.group_by_key().count(store=kept)
+
+        return build
+
+    reused = "reuse.ktable.source.topics"
+    old, new = (
+        program(rows(name), application_id, optimization=reused)
+        for name, application_id in (("rows", "shop"), ("lines", "shop-2"))
+    )
+    found = planned(old, new)
+    assert [(move.was, move.store) for move in found.moves] == [("rows-counts", "lines-counts")]
+    (left_out,) = found.left_out
+    assert (left_out.source, left_out.target) == (
+        "shop-rows-left-out-changelog",
+        "shop-2-lines-left-out-changelog",
+    )
+    assert not found.fresh
+    assert not found.left
+    with pytest.raises(MigrationError, match=r"the same topology\.optimization"):
+        planned(old, program(rows("lines"), "shop-2"))
