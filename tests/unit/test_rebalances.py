@@ -130,7 +130,7 @@ def test_a_join_moves_a_task_which_two_records_tell_together(kept: Kept) -> None
 def test_an_instance_that_has_handed_over_left(kept: Kept) -> None:
     kept.settled(T0, T1, T2)
     kept.answered(T0, T1, T2, decision=decided({**ALONE, "two": []}, "one"))
-    (record,) = kept.book.records()
+    *_, record = kept.book.records()
     assert (record.reason, record.why) == ("left", "left: two")
     assert (record.before, record.members, record.gained) == (["one", "two"], ["one"], [])
 

@@ -21,7 +21,7 @@ from semantics.probes import SIDES, TEXT, Family, Step, text, with_own_names
 
 REPLICAS = 24
 """Of each key of a step, one for each remainder: so each of 4, 6 or 8 tasks has every step."""
-NOT_SPREAD = re.compile(r"global_table|lookup_join|Stores\.|by=F|max_records|F\.lit\(\"k\"\)")
+NOT_SPREAD = re.compile(r"global_table|lookup_join|Stores\.|by=F|max_records")
 """Programs without a task of their own to be spread, whose keys are not to be moved, or whose
 results go by the number of keys in a task."""
 
@@ -39,6 +39,8 @@ class Program(NamedTuple):
 def programs(pages: Sequence[str], prefix: str, spread: bool) -> Iterator[Program]:
     for name, family in (one for page in pages for one in PAGES[page].items()):
         for at, source in enumerate(family.programs.values()):
+            # One foreign key for all would have one partition.
+            source = source.replace('on=F.lit("k")', 'on=F.col("key")') if spread else source
             if not (spread and NOT_SPREAD.search(source)):
                 own = f"{name}-{at}"
                 last = re.match(r"^table\.\w*join\(.*on=", source) is not None

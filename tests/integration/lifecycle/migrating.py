@@ -297,14 +297,14 @@ class Migration:
                 assert isinstance(failed, ApplicationMigratedError), failed
                 assert failed.to == self.after.id
                 topics = [f"{self.after.id}-{name}-repartition" for name in between]
-                wait_until(lambda: self._runs(new), POINT_S, "tasks of the new version")
+                wait_until(lambda: self.runs(new), POINT_S, "tasks of the new version")
                 self.after.until_processed(new, self.source, *topics)
                 yield "switched"
                 self.after.until_processed(new, self.source, *topics)
             finally:
                 assert new.close(60.0)
 
-    def _runs(self, streams: Any) -> bool:
+    def runs(self, streams: Any) -> bool:
         if streams.error is not None:
             raise streams.error
         active = [one for one in streams.all_tasks().values() if one.role.value == "active"]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Thread
 
@@ -25,13 +25,14 @@ from everflow.migration.migrator import (
 )
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import (
+    Application,
     Cluster,
     closed,
     text,
     until_failed,
     until_running,
 )
-from integration.lifecycle.migrating import Migration
+from integration.lifecycle.migrating import POINT_S, Migration
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -72,9 +73,7 @@ def test_an_operator_is_inserted_and_a_store_renamed_while_both_run(migration: M
     found.words(60)
     for stage in found.carry():
         if stage == "before":
-            code, said = found.told("--dry-run")
-            assert code == 0, said
-            assert "store totals, was counts" in said
+            planned_by_values(found)
         found.words(40)
     found.require_counted_once()
     again, said = found.told()
@@ -83,6 +82,65 @@ def test_an_operator_is_inserted_and_a_store_renamed_while_both_run(migration: M
     with pytest.raises(ApplicationMigratedError) as refused:
         found.before.instance(found.topology(COUNTS)).start()
     assert refused.value.to == found.after.id
+
+
+def planned_by_values(found: Migration) -> None:
+    """What ``--dry-run`` says of 60 counted words, as data."""
+    code, said = found.told("--dry-run", "--output", "json")
+    assert code == 0, said
+    data = json.loads(said[said.index("{") :])
+    copied, drained = data["plan"]
+    assert copied.pop("text").startswith("store totals, was counts")
+    assert copied == {
+        "do": "copy",
+        "store": "totals",
+        "was": "counts",
+        "source": f"{found.before.id}-counts-changelog",
+        "target": f"{found.after.id}-totals-changelog",
+        "partitions": [4, 4],
+        "values": "as they are",
+    }
+    assert drained["do"] == "drain"
+    assert drained["source"] == f"{found.before.id}-again-repartition"
+    assert 10 <= data["records"] <= 60 + 4 * 60, "a marker is counted as a record, a key once"
+    assert 10 * len(b"w0" + bytes(8)) <= data["bytes"] <= 100 * data["records"]
+    assert 0.0 < data["seconds"] < 60.0
+    assert data["dry_run"]
+    assert data["digest"]
+    assert not [one for one in found.cluster.topics() if one.startswith(found.after.id)]
+
+
+@pytest.mark.slow
+def test_two_instances_of_each_version_hand_over(migration: Make) -> None:
+    found = migration(COUNTS, INSERTED_AND_RENAMED)
+    found.words(60)
+    with ExitStack() as running:
+
+        def started(app: Application, lines: str) -> list[KafkaStreams]:
+            made = []
+            for number in range(2):
+                folder = str(found.folder / f"{app.id}-{number}")
+                made.append(app.instance(found.topology(lines), state_dir=folder))
+                running.callback(closed, made[-1])
+                made[-1].start()
+            for one in made:
+                until_running(one)
+            return made
+
+        before = started(found.before, COUNTS)
+        found.before.until_processed(None, found.source)
+        found.launch("--instances", "2")
+        found.until_marked()
+        after = started(found.after, INSERTED_AND_RENAMED)
+        found.words(40)
+        found.until_switched()
+        for one in before:
+            assert isinstance(until_failed(one), ApplicationMigratedError)
+        for one in after:
+            wait_until(lambda one=one: found.runs(one), POINT_S, "tasks of each")  # type: ignore[misc]
+        found.words(40)
+        found.after.until_processed(None, found.source, f"{found.after.id}-again-repartition")
+    found.require_counted_once()
 
 
 @pytest.mark.slow
@@ -117,10 +175,17 @@ def test_an_aggregate_is_added(migration: Make) -> None:
 def test_a_value_s_type_changes_by_a_function(migration: Make) -> None:
     found = migration(COUNTS, PAIR.replace('"sums"', '"counts"'))
     (found.folder / "carried.py").write_text(
-        "def value(count):\n    return {'n': count, 'most': None}\n"
+        "def value(count):\n    return None if count == 77 else {'n': count, 'most': None}\n"
     )
-    found.through("--values", "counts=carried:value")
-    found.require_counted_once()
+    found.words(60)
+    found.write([text("left out", "v", 1_000, 0)] * 77)
+    for stage in found.carry("--values", "counts=carried:value"):
+        found.words(40)
+        if stage == "switched":
+            found.write([text("left out", "v", 1_000, 0)])
+    counts = found.cluster.longs(found.out)
+    assert counts.pop(b"left out") == 1, "None begins it anew"
+    assert counts == found.truth()
 
 
 WINDOWED = """

@@ -155,7 +155,7 @@ class Carried:
             with found.after.running(self.new) as new:
                 found.until_switched()
                 assert isinstance(until_failed(streams), ApplicationMigratedError)
-                wait_until(lambda: found._runs(new), POINT_S, "tasks of the new version")
+                wait_until(lambda: found.runs(new), POINT_S, "tasks of the new version")
                 self.feed(found.after, new, self.fed.steps[half:])
                 shown = self.wanted[1]
                 return {name: list(new.store(name).all()) for name in shown}
