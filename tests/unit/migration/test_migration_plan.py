@@ -379,8 +379,9 @@ def test_the_time_of_a_node_without_a_store_follows_it() -> None:
 
 
 def test_an_input_that_had_grown_is_split_into_as_many_tasks_as_it_has_partitions() -> None:
-    old = program(counted_directly, "shop", **{"in": 8, "shop-counts-changelog": 4})
-    new = program(counted_directly, "shop-2", **{"in": 8, "shop-counts-changelog": 4})
+    topics: dict[str, Any] = {"in": 8, "shop-counts-changelog": 4}
+    old = program(counted_directly, "shop", **topics)
+    new = program(counted_directly, "shop-2", **topics)
     (move,) = planned(old, new).moves
     assert (move.before, move.after) == (4, 8)
     assert old.tasks()[TaskId(0, 1)] == (TopicPartition("in", 1), TopicPartition("in", 5))

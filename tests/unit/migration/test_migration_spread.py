@@ -40,7 +40,7 @@ def program(partitions: int, inputs: Sequence[str]) -> Program:
 
 def places(partitions: int, fed: Fed) -> list[Places]:
     """In the middle of the records, where much waits, and behind them."""
-    found = []
+    found: list[Places] = []
     with TopologyTestDriver(
         topology_of(partitions),
         emit_every_update=True,
