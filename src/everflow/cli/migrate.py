@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +34,7 @@ from everflow.errors import ConfigError, MigrationError, TopologyError
 if TYPE_CHECKING:
     from everflow.config import StreamsConfig
     from everflow.kafka.admin import ClusterAdmin
+    from everflow.migration.plan import Asked
     from everflow.migration.programs import Program
     from everflow.records import CommittedOffset, TopicPartition
 
@@ -41,9 +43,56 @@ _LOADING_S = 2.0
 _BACK_S = 60.0
 
 OldId = Annotated[str, typer.Argument(metavar="OLD_ID", help="application.id of the old version.")]
+OldProgram = Annotated[
+    str,
+    typer.Option("--from", metavar="OLD_PROGRAM", help="The program of OLD_ID, as it runs now."),
+]
 NewProgram = Annotated[
     str, typer.Argument(metavar="NEW_PROGRAM", help="As for run: MODULE:NAME or FILE.py:NAME.")
 ]
+
+
+@dataclass(frozen=True)
+class Carrying:
+    """How stores are carried that do not say it themselves."""
+
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OLD=NEW",
+            help="A store that has another name now (OLD=: it is left); repeatable.",
+        ),
+    ] = None
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STORE=MODULE:FUNCTION",
+            help="Converts the values of a store of the new program: it gets the old value, and "
+            "returns the new one, or None to leave the entry out; repeatable.",
+        ),
+    ] = None
+    shorten: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STORE",
+            help="A store may lose what its shorter retention does not keep; repeatable.",
+        ),
+    ] = None
+
+    def functions(self) -> dict[str, Callable[[Any], Any]]:
+        """By store of the new program. TopologyError, ConfigError."""
+        return {
+            name: _function(name, to) for name, to in assignments("--values", self.values).items()
+        }
+
+    def asked(self) -> Asked:
+        from everflow.migration.plan import Asked
+
+        return Asked(
+            renames=assignments("--rename", self.rename),
+            functions=frozenset(assignments("--values", self.values)),
+            shorter=tuple(self.shorten or ()),
+        )
 
 
 @command()
@@ -52,31 +101,8 @@ def migrate(
     new_program: NewProgram,
     cluster: Cluster,
     application_id: Annotated[str, "application.id of the new version: one that never ran."],
-    from_: Annotated[
-        str,
-        typer.Option(
-            "--from", metavar="OLD_PROGRAM", help="The program of OLD_ID, as it runs now."
-        ),
-    ],
-    rename: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OLD=NEW", help="A store that has another name now; repeatable."),
-    ] = None,
-    values: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="STORE=MODULE:FUNCTION",
-            help="Converts the values of a store of the new program: it gets the old value, and "
-            "returns the new one, or None to leave the entry out; repeatable.",
-        ),
-    ] = None,
-    shorten: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="STORE",
-            help="A store may lose what its shorter retention does not keep; repeatable.",
-        ),
-    ] = None,
+    from_: OldProgram,
+    carrying: Carrying,
     instances: Annotated[
         int,
         typer.Option(min=0, help="Instances of the new version that follow before the switch."),
@@ -106,13 +132,9 @@ def migrate(
     """
     from everflow.kafka.client_settings import check_clients
     from everflow.migration.migrator import Migrator
-    from everflow.migration.plan import Asked, planned
+    from everflow.migration.plan import planned, shown
 
-    renames = assignments("--rename", rename)
-    functions = {
-        name: _function(name, target) for name, target in assignments("--values", values).items()
-    }
-    asked = Asked(renames=renames, functions=frozenset(functions), shorter=tuple(shorten or ()))
+    functions = carrying.functions()
     with ExitStack() as stack:
         config = _config(cluster, application_id)
         check_clients(config)
@@ -122,7 +144,7 @@ def migrate(
         with status.waiting(f"loading {from_} and {new_program}", after_s=_LOADING_S):
             asked_of = [(from_, old_id), (new_program, application_id)]
             old, new = _programs(asked_of, topics, config)
-        plan = planned(old, new, asked)
+        plan = planned(old, new, carrying.asked())
         if back:
             _give_up(config, admin, new, yes)
             return None
@@ -138,9 +160,11 @@ def migrate(
             compare=compare,
         )
         migrator.check()
-        lines = migrator.estimated()
+        found = migrator.estimated()
+        lines = shown(plan, found)
         if dry_run:
-            show(output, {"dry_run": True, "digest": plan.digest, "plan": lines}, lines)
+            data = {"dry_run": True, "digest": plan.digest, "plan": plan.steps, **asdict(found)}
+            show(output, data, lines)
             return None
         for line in lines:
             echo(line, err=output is Output.json)

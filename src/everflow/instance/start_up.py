@@ -10,7 +10,7 @@ from functools import partial
 
 from everflow.clock import Clock, Deadline
 from everflow.config import StreamsConfig
-from everflow.errors import InternalTopicError, TopologyError, start_over
+from everflow.errors import InternalTopicError, RetriableError, TopologyError, start_over
 from everflow.instance.tasks.blueprint import Blueprint
 from everflow.instance.tasks.recovery import require_not_migrated
 from everflow.instance.topics.internal_topics import (
@@ -213,6 +213,8 @@ class ClusterTopics:
         now = {name: described[name].topic_id for name in inputs if name in described}
         ids = InputIds(directory.input_ids(cluster_id), now)
         filled_from = self._filled_from(inputs)
+        if filled_from is not None:
+            self._await_created(filled_from, needed)
         kept = self._prepare_internal(topology, needed, inputs, ids)
         for name in ids.recreated:
             log.warning(
@@ -261,6 +263,16 @@ class ClusterTopics:
         require_not_migrated(self._config.application_id, committed)
         found = [mark_in(one.metadata) for one in committed.values()]
         return next((one.application_id for one in found if one and one.kind == FILLED), None)
+
+    def _await_created(self, filled_from: str, needed: InternalTopics) -> None:
+        """RetriableError: the migration has marked the inputs, and is about to create topics."""
+        names = [*needed.repartition, *needed.changelog]
+        found = self._admin.describe_topics(names)
+        if missing := [name for name in names if name not in found]:
+            raise RetriableError(
+                f"everflow migrate copies {filled_from} here, and has not created {some(missing)} "
+                f"yet. If it does not run: call it again"
+            )
 
     def _require_fitting(
         self, subs: SubTopologies, counts: Mapping[str, int], existing: Mapping[str, int]

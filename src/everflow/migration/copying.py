@@ -24,7 +24,7 @@ from everflow.migration.entries import (
     by_function,
     partitions_of_keys,
 )
-from everflow.migration.plan import MigrationPlan, StoreMove, TopicMove, Values
+from everflow.migration.plan import Estimate, MigrationPlan, StoreMove, TopicMove, Values
 from everflow.migration.programs import Form, Program
 from everflow.protocol.messages import COPIED, Mark, format_metadata
 from everflow.records import CommittedOffset, Int64, TopicPartition
@@ -330,13 +330,6 @@ def carry(
                 )
             count += len(rows)
     return count
-
-
-@dataclass(frozen=True)
-class Estimate:
-    records: int
-    bytes: int
-    seconds: float
 
 
 def estimate(logs: Sequence[_Log], admin: ClusterAdmin, reader: LogReader) -> Estimate:

@@ -34,7 +34,8 @@ _SUPPRESSED = {0: 9, 1: 1}
 def record_key(stored: bytes, form: Form, window_bytes: int = 0) -> bytes | None:
     """The key of the record behind a store's key; None for an entry that belongs to no key."""
     if form is Form.SUBSCRIPTIONS:
-        return stored[_LENGTH : _LENGTH + int.from_bytes(stored[:_LENGTH], "big")]
+        end = _LENGTH + int.from_bytes(stored[:_LENGTH], "big")
+        return stored[_LENGTH : end - window_bytes]
     if form is Form.SUPPRESSED:
         if stored[0] not in _SUPPRESSED:
             return None

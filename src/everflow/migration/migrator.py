@@ -44,7 +44,7 @@ from everflow.migration.holding import (
     require_one_version,
     seen_members,
 )
-from everflow.migration.plan import MigrationPlan, shown, stream_times
+from everflow.migration.plan import Estimate, MigrationPlan, stream_times
 from everflow.migration.programs import Program
 from everflow.protocol.messages import (
     FILLED,
@@ -182,12 +182,11 @@ class Migrator:
                 code="EF-MIGRATION-MEMBERS",
             )
 
-    def estimated(self) -> list[str]:
-        """The plan with what is to be copied, for people."""
+    def estimated(self) -> Estimate:
+        """What is to be copied, and for how long."""
         with LogReader(self.config.consumer(), fetch_bytes=1 << 20) as reader:
             logs = logs_of(self.plan, self.old, self.new, self.functions)
-            found = estimate(logs, self.admin, reader)
-        return shown(self.plan, found.records, found.bytes / 1e6, found.seconds)
+            return estimate(logs, self.admin, reader)
 
     # --- the steps -------------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
@@ -16,8 +18,11 @@ from everflow.records import TaskId, TopicPartition
 from everflow.serdes import JsonSerde, PackedSerde, Serde
 from everflow.serdes.arrow_types import type_text
 from everflow.state.store import StoreSpec
-from everflow.topology.compatibility import paired_subtopologies, renamed_stores
-from everflow.topology.store_layouts import layout_of
+from everflow.topology.compatibility import (
+    paired_subtopologies,
+    same_nodes,
+)
+from everflow.topology.store_layouts import layout_of, serde_words
 
 
 class Values(str, Enum):
@@ -30,9 +35,9 @@ class Values(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the command line says. ``renames``: new names by old ones; ``functions``: new stores
-    whose values a function converts; ``shorter``: new stores that may lose what a shorter retention
-    does not keep."""
+    """What the command line says. ``renames``: new names by old ones, empty: it is left;
+    ``functions``: new stores whose values a function converts; ``shorter``: new stores that may
+    lose what a shorter retention does not keep."""
 
     renames: Mapping[str, str] = field(default_factory=dict)
     functions: Collection[str] = ()
@@ -57,6 +62,17 @@ class StoreMove:
     remarks: tuple[str, ...] = ()
 
     @property
+    def data(self) -> dict[str, object]:
+        return {
+            "store": self.store,
+            "was": self.was,
+            "source": self.source,
+            "target": self.target,
+            "partitions": [self.before, self.after],
+            "values": self.values.value,
+        }
+
+    @property
     def text(self) -> str:
         parts = [f"store {self.store}"]
         parts += [f"was {self.was}"] * (self.was != self.store)
@@ -75,13 +91,21 @@ class TopicMove:
     before: int
     after: int
 
+    @property
+    def data(self) -> dict[str, object]:
+        return {
+            "source": self.source,
+            "target": self.target,
+            "partitions": [self.before, self.after],
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationPlan:
     """``waiting``: topics whose records are carried; ``drained``: those that have to be read to
-    their ends by the old version; ``fresh``: stores that begin empty; ``left``: old stores that the
-    new program does not have. ``subtopologies``: old numbers by new ones; ``clocks``: names of
-    stream times, new by old ones."""
+    their ends by the old version; ``fresh``: stores that begin empty, and why; ``left``: old stores
+    that no new one is made of. ``subtopologies``: old numbers by new ones; ``clocks``: nodes with
+    the names under which stream times are kept, new by old ones."""
 
     old: str
     new: str
@@ -89,32 +113,42 @@ class MigrationPlan:
     left_out: tuple[TopicMove, ...]
     waiting: tuple[TopicMove, ...]
     drained: tuple[str, ...]
-    fresh: tuple[str, ...]
+    fresh: Mapping[str, str]
     left: tuple[str, ...]
     subtopologies: Mapping[int, int]
     clocks: Mapping[str, str]
     digest: str
 
     @property
-    def lines(self) -> list[str]:
-        rows = [
-            *(("copy", move.text) for move in self.moves),
-            *(("copy", f"topic {move.source}, as it is") for move in self.left_out),
-            *(("carry", f"what waits in {move.source}") for move in self.waiting),
-            *(("drain", f"topic {topic}") for topic in self.drained),
-            *(("begin", f"store {name}, empty: it is new") for name in self.fresh),
-            *(("leave", f"store {name}: the new program does not have it") for name in self.left),
+    def steps(self) -> list[dict[str, object]]:
+        """As JSON has them: ``do``, ``text``, and of a copy what is copied where."""
+        rows: list[tuple[str, str, Mapping[str, object]]] = [
+            *(("copy", move.text, move.data) for move in self.moves),
+            *(("copy", f"topic {one.source}, as it is", one.data) for one in self.left_out),
+            *(("carry", f"what waits in {one.source}", one.data) for one in self.waiting),
+            *(("drain", f"topic {topic}", {"source": topic}) for topic in self.drained),
+            *(
+                ("begin", f"store {name}, empty: {why}", {"store": name})
+                for name, why in self.fresh.items()
+            ),
+            *(
+                ("leave", f"store {name}: the new program does not have it", {"store": name})
+                for name in self.left
+            ),
         ]
-        return [f"  {verb:<7}{what}" for verb, what in rows]
+        return [{"do": verb, "text": text, **more} for verb, text, more in rows]
+
+    @property
+    def lines(self) -> list[str]:
+        return [f"  {step['do']:<7}{step['text']}" for step in self.steps]
 
 
 def planned(old: Program, new: Program, asked: Asked = Asked()) -> MigrationPlan:
     """MigrationError, with all that cannot be carried and why."""
-    was = _names(old, new, asked.renames)
+    was, refusals = _names(old, new, asked.renames)
     unknown = {*asked.functions, *asked.shorter} - new.stores.keys()
     if unknown:
         raise _refused(old, [f"the new program has no store {', '.join(sorted(unknown))}"])
-    refusals: list[str] = []
     moves: list[StoreMove] = []
     left_out: list[TopicMove] = []
     for name in sorted(was):
@@ -145,13 +179,10 @@ def planned(old: Program, new: Program, asked: Asked = Asked()) -> MigrationPlan
         left_out=tuple(left_out),
         waiting=waiting,
         drained=drained,
-        fresh=tuple(sorted(new.stores.keys() - was.keys())),
+        fresh=_fresh(old, new, was),
         left=tuple(sorted(old.stores.keys() - set(was.values()))),
         subtopologies={after: before for before, after in pairs.items()},
-        clocks={
-            old.facts.stores[before].node: new.facts.stores[after].node
-            for after, before in was.items()
-        },
+        clocks=same_nodes(old.facts, new.facts, names),
         digest=blake2b(what.encode(), digest_size=8).hexdigest(),
     )
 
@@ -167,21 +198,56 @@ def _refused(old: Program, refusals: Sequence[str]) -> MigrationError:
     )
 
 
-def _names(old: Program, new: Program, renames: Mapping[str, str]) -> dict[str, str]:
-    """Old names by new ones, of the stores that are carried."""
+def _names(
+    old: Program, new: Program, renames: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Old names by new ones, of the stores that are carried; and those of which it is not clear
+    which one they are now."""
     for before, after in renames.items():
         for name, program, which in ((before, old, "old"), (after, new, "new")):
-            if name not in program.stores:
+            if name and name not in program.stores:
                 raise _refused(old, [f"--rename: the {which} program has no store {name}"])
-    found = {after: before for before, after in renames.items()}
+    found = {after: before for before, after in renames.items() if after}
     for name in new.stores:
         if name in old.stores and name not in renames and name not in found:
             found[name] = name
-    for before, after in renamed_stores(old.facts, new.facts).items():
-        known = before in old.stores and after in new.stores
-        if known and after not in found and before not in found.values():
-            found[after] = before
+    unclear = []
+    gone = _alike(old, old.stores.keys() - set(found.values()) - renames.keys())
+    fresh = _alike(new, new.stores.keys() - found.keys())
+    for kind in gone.keys() & fresh.keys():
+        was, now = gone[kind], fresh[kind]
+        if len(was) == len(now) == 1:
+            found[now[0]] = was[0]
+            continue
+        unclear.append(
+            f"stores {', '.join(was)}: new ones of the same types are {', '.join(now)}; say which "
+            f"is which with --rename OLD=NEW (--rename OLD= leaves a store)"
+        )
+    return found, sorted(unclear)
+
+
+def _alike(program: Program, names: Collection[str]) -> dict[tuple[object, ...], list[str]]:
+    """Those that may be one store under two names, in the order of the names."""
+    places = {}
+    nodes: dict[str, int] = {}
+    for name, facts in program.facts.stores.items():
+        places[name] = nodes.setdefault(facts.node, 0)
+        nodes[facts.node] += 1
+    found: dict[tuple[object, ...], list[str]] = {}
+    for name in sorted(names):
+        facts = program.facts.stores[name]
+        found.setdefault((facts.layout, facts.retention_ms, places[name]), []).append(name)
     return found
+
+
+def _fresh(old: Program, new: Program, was: Mapping[str, str]) -> dict[str, str]:
+    """Stores that begin empty, with the reason."""
+    found = dict.fromkeys(sorted(new.stores.keys() - was.keys()), "it is new")
+    for name in sorted(old.unlogged & found.keys()):
+        found[name] = "it had no changelog"
+    return found | dict.fromkeys(
+        sorted(new.unlogged), "it has no changelog, so what it contains stays with the old version"
+    )
 
 
 def _move(
@@ -206,6 +272,8 @@ def _move(
     values = _values(name, before, after, asked)
     if not isinstance(values, Values):
         return values
+    if why := _why_not_inside(old.inside[was], new.inside[name]):
+        return why
     form, window_bytes = old.forms[was]
     if count != wanted and (why := _why_not_spread(count, wanted, form, old, was)):
         return why
@@ -259,22 +327,35 @@ def _values(name: str, before: StoreSpec, after: StoreSpec, asked: Asked) -> Val
     mine, its = layout_of(before).value, layout_of(after).value
     if mine == its:
         return Values.SAME
-    fields = _fields(before.value_serde, before.folds), _fields(after.value_serde, after.folds)
-    if None in fields or type(before.value_serde) is not type(after.value_serde):
-        return _says(name, mine, its)
-    was, now = fields
-    assert was is not None
-    assert now is not None
-    if not was.keys() & now.keys() or any(was[one] != now[one] for one in was.keys() & now.keys()):
-        return _says(name, mine, its)
+    if not _by_fields(before.value_serde, after.value_serde, before.folds, after.folds):
+        return (
+            f"its values have another type (before: {mine}; now: {its}); say how one becomes the "
+            f"other with --values {name}=module:function"
+        )
     return Values.SAME if isinstance(after.value_serde, JsonSerde) else Values.FIELDS
 
 
-def _says(name: str, mine: str, its: str) -> str:
-    return (
-        f"its values have another type (before: {mine}; now: {its}); say how one becomes the other "
-        f"with --values {name}=module:function"
-    )
+def _by_fields(
+    before: Serde, after: Serde, folds: tuple[str, ...] = (), now_folds: tuple[str, ...] = ()
+) -> bool:
+    """True if both write structs field by field, of which some stay and those as they were."""
+    was, now = _fields(before, folds), _fields(after, now_folds)
+    if was is None or now is None or type(before) is not type(after):
+        return False
+    both = was.keys() & now.keys()
+    return bool(both) and all(was[one] == now[one] for one in both)
+
+
+def _why_not_inside(before: Sequence[Serde], after: Sequence[Serde]) -> str | None:
+    """``before``, ``after``: of `Program.inside`."""
+    for at, (one, other) in enumerate(zip(before, after, strict=True)):
+        was, now = (serde_words(serde, key=at == 0) for serde in (one, other))
+        if was != now and not (at and isinstance(other, JsonSerde) and _by_fields(one, other)):
+            return (
+                f"the records that wait in it have another type (before: {was}; now: {now}), and "
+                f"nothing rewrites them"
+            )
+    return None
 
 
 def _fields(serde: Serde, folds: tuple[str, ...]) -> dict[str, str] | None:
@@ -296,8 +377,8 @@ def _why_not_spread(count: int, wanted: int, form: Form, old: Program, was: str)
         )
     if form is Form.OWN:
         return (
-            "its partitions change, and a processor's keys are its own: they do not say which "
-            "record's key they belong to"
+            "its partitions change, and its keys are not those of the records (a processor's are "
+            "its own, those of deduplicate(by=) are ids): they do not say where an entry belongs"
         )
     if form is Form.LOOKUPS:
         return "its partitions change, and records that wait for their entries are numbered by task"
@@ -340,45 +421,61 @@ def stream_times(
     new: Program,
     times: Mapping[TopicPartition, Mapping[str, int]],
 ) -> dict[TaskId, dict[str, int]]:
-    """Of the new tasks, from those beside the old offsets: of the task with its number, or, where
-    keys moved, of all the tasks that a key may come from, the highest."""
-    before = old.tasks()
-    found: dict[TaskId, dict[str, int]] = {}
-    for task in new.tasks():
-        index = plan.subtopologies.get(task.subtopology)
-        tasks = [one for one in before if one.subtopology == index]
-        alike = len(tasks) == sum(one.subtopology == task.subtopology for one in new.tasks())
-        asked = [one for one in tasks if not alike or one.partition == task.partition]
-        own: dict[str, int] = {}
-        for name, time_ms in _times(asked, before, times):
-            called = _renamed(name, plan.clocks)
-            own[called] = max(time_ms, own.get(called, -1))
-        found[task] = own
+    """Of the new tasks, from those beside the old offsets, each where its node is now: of the task
+    with its number, or, where keys moved, the highest of all tasks that a key may come from."""
+    tasks = _numbers_of_tasks(new)
+    before = _numbers_of_tasks(old)
+    found: dict[TaskId, dict[str, int]] = {task: {} for task in new.tasks()}
+    renumbered = {mine: its for its, mine in plan.subtopologies.items()}
+    for task, read in old.tasks().items():
+        for name, time_ms in (one for tp in read for one in times.get(tp, {}).items()):
+            called = _renamed(name, plan.clocks, new)
+            index = new.places.get(_node_of(called), renumbered.get(task.subtopology))
+            if not called or index is None:
+                continue
+            alike = tasks[index] == before[task.subtopology]
+            for number in (task.partition,) if alike else range(tasks[index]):
+                own = found[TaskId(index, number)]
+                own[called] = max(time_ms, own.get(called, -1))
     return found
 
 
-def _times(
-    tasks: Sequence[TaskId],
-    inputs: Mapping[TaskId, Sequence[TopicPartition]],
-    times: Mapping[TopicPartition, Mapping[str, int]],
-) -> Iterator[tuple[str, int]]:
-    for task in tasks:
-        for tp in inputs[task]:
-            yield from times.get(tp, {}).items()
+def _numbers_of_tasks(program: Program) -> Counter[int]:
+    return Counter(task.subtopology for task in program.tasks())
 
 
-def _renamed(name: str, clocks: Mapping[str, str]) -> str:
-    """A node's name, or one with a method's behind a slash."""
-    node, slash, method = name.partition("/")
-    return f"{clocks.get(node, node)}{slash}{method}"
+_BEHIND = re.compile("[/+]")
+"""Begins what stands behind a node's name: a method, a topic, a partition of several."""
 
 
-def shown(plan: MigrationPlan, records: int, megabytes: float, seconds: float) -> list[str]:
+def _node_of(name: str) -> str:
+    return _BEHIND.split(name, maxsplit=1)[0]
+
+
+def _renamed(name: str, clocks: Mapping[str, str], new: Program) -> str:
+    """Empty for the time of a node whose name another one has now."""
+    node = _node_of(name)
+    if node in clocks:
+        return clocks[node] + name[len(node) :]
+    return "" if node in new.places else name
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is to be copied: ``records`` at most, their ``bytes``, and the time at the rate that was
+    measured."""
+
+    records: int
+    bytes: int
+    seconds: float
+
+
+def shown(plan: MigrationPlan, found: Estimate) -> list[str]:
     """For people."""
     return [
         f"migration of {plan.old} to {plan.new}",
         *plan.lines,
-        f"to copy: {records:,} records at most, about {megabytes:,.1f} MB, about "
-        f"{seconds:,.0f} s at the rate of this machine; "
+        f"to copy: {found.records:,} records at most, about {found.bytes / 1e6:,.1f} MB, about "
+        f"{found.seconds:,.0f} s at the rate of this machine; "
         f"{counted(len(plan.moves) + len(plan.left_out), 'changelog')}",
     ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from everflow.assignment.cluster_state import inputs_of, number_of_tasks
 from everflow.columns.key_partitions import MURMUR2
 from everflow.operators.joins.lookup_join import GlobalLookupJoin, LookupJoin
 from everflow.operators.joins.stream_stream import StreamStreamJoin
@@ -14,22 +15,30 @@ from everflow.operators.joins.table_table import Subscriptions
 from everflow.operators.optimization import optimized
 from everflow.operators.processors.process import ProcessSpec
 from everflow.operators.suppress import SuppressSpec
+from everflow.operators.table import DeduplicateSpec
 from everflow.operators.time_to_live import TimeToLiveSpec
 from everflow.records import TaskId, TopicPartition
+from everflow.serdes import Serde
 from everflow.serdes.windowed import KEY_SUFFIX_BYTES
 from everflow.state.store import StoreSpec
 from everflow.topology.compatibility import ProgramFacts, facts_of, layouts_to_keep
-from everflow.topology.graph import StatefulNode
-from everflow.topology.idle_sources import bytes_for_layouts
+from everflow.topology.graph import Graph, StatefulNode
+from everflow.topology.idle_sources import bytes_for_layouts, sources_of
 from everflow.topology.partitioners import key_partitioners, partitioner_name
 from everflow.topology.patterns import with_topics
 from everflow.topology.program import Topology
 from everflow.topology.store_layouts import fingerprint, kept_text
-from everflow.topology.subtopologies import InternalTopics, cut, internal_topics
+from everflow.topology.subtopologies import (
+    InternalTopics,
+    cut,
+    fixed_tasks,
+    internal_names,
+    internal_topics,
+)
 
 
 class Form(str, Enum):
-    """Where in a store's key the key of its record is."""
+    """Where in a store's key the key of its record is; of `OWN` keys nobody knows."""
 
     KEY = "key"
     WINDOW = "window"
@@ -46,19 +55,26 @@ class Form(str, Enum):
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """Picklable, as `PickledObjects` are. ``lines``: its fingerprint. ``stores``: with a changelog,
-    by name; ``changelogs``: whole name and partitions, of these. ``inputs``: whole names of topics
-    by sub-topology; ``partitions``: of each. ``forms``: by store, with the bytes of a window behind
-    the record's key. ``repartition``: whole names; ``spread``: those whose
-    keys are not where Java puts them, and by what. ``layouts``: the text beside offsets."""
+    by name; ``changelogs``: whole name and partitions, of these; ``unlogged``: without one.
+    ``inputs``: whole names of topics by sub-topology; ``partitions``: of each; ``fixed``: the tasks
+    of sub-topologies with state (`fixed_tasks`); ``places``: sub-topologies by node. ``forms``: by
+    store, with the bytes of windows behind the key by which its partition was chosen; ``inside``:
+    the serdes of the records in the entries of one whose bytes are an operator's. ``repartition``:
+    whole names; ``spread``: those whose keys are not where Java puts them, and by what.
+    ``layouts``: the text beside offsets."""
 
     application_id: str
     facts: ProgramFacts
     lines: tuple[str, ...]
     stores: Mapping[str, StoreSpec]
+    unlogged: frozenset[str]
     forms: Mapping[str, tuple[Form, int]]
+    inside: Mapping[str, tuple[Serde, ...]]
     changelogs: Mapping[str, tuple[str, int]]
     inputs: Mapping[int, tuple[str, ...]]
     partitions: Mapping[str, int]
+    fixed: Mapping[int, int]
+    places: Mapping[str, int]
     repartition: frozenset[str]
     spread: Mapping[str, str]
     internal: InternalTopics
@@ -66,12 +82,12 @@ class Program:
 
     def tasks(self) -> dict[TaskId, tuple[TopicPartition, ...]]:
         """Each task with its inputs."""
-        found = {}
-        for index, topics in self.inputs.items():
-            for number in range(max(self.partitions[topic] for topic in topics)):
-                read = [topic for topic in topics if number < self.partitions[topic]]
-                found[TaskId(index, number)] = tuple(TopicPartition(one, number) for one in read)
-        return found
+        return {
+            task: inputs_of(task, topics, self.partitions, self.fixed)
+            for index, topics in self.inputs.items()
+            for number in range(number_of_tasks(index, topics, self.partitions, self.fixed))
+            for task in (TaskId(index, number),)
+        }
 
     def between(self) -> frozenset[int]:
         """Sub-topologies that read repartition topics alone."""
@@ -87,13 +103,16 @@ def program_of(
     topic_config: Mapping[str, str],
     additional_retention_ms: int,
 ) -> Program:
-    """``topics``: partitions by topic of the cluster. TopologyError as a start's."""
+    """``topics``: partitions by topic of the cluster; internal ones that are there keep their
+    numbers, as at a start. TopologyError as a start's."""
     subs = cut(with_topics(optimized(topology, optimization), topics, application_id))
     counts = {name: topics[name] for name in subs.topics if name in topics}
+    own = internal_names(subs, application_id)
     internal = internal_topics(
         subs,
         counts,
         application_id,
+        existing={name: topics[name] for name in own if name in topics},
         topic_config=topic_config,
         additional_retention_ms=additional_retention_ms,
     )
@@ -101,10 +120,12 @@ def program_of(
     read = {topic for sub in subs.subtopologies for topic in sub.source_topics}
     partitions = {name: counts[name] for name in read}
     partitions |= {name: count for name, (count, _) in internal.repartition.items()}
+    made = {n: p for n, (p, _) in (*internal.repartition.items(), *internal.changelog.items())}
+    fixed = fixed_tasks(subs, made, application_id)
     changelogs = {
         store.name: (
             store.changelog_topic(application_id),
-            max(partitions[topic] for topic in inputs[sub.index]),
+            number_of_tasks(sub.index, inputs[sub.index], partitions, fixed),
         )
         for sub in subs.subtopologies
         for store in sub.stores
@@ -116,8 +137,8 @@ def program_of(
         for name, by in key_partitioners(graph).items()
         if by != MURMUR2
     }
-    own = {one.name for one in graph.repartition_topics} - key_partitioners(graph).keys()
-    spread |= {f"{application_id}-{name}": "a function of the record" for name in own}
+    by_record = {one.name for one in graph.repartition_topics} - key_partitioners(graph).keys()
+    spread |= {f"{application_id}-{name}": "a function of the record" for name in by_record}
     stateful = [node for node in graph.nodes if isinstance(node, StatefulNode)]
     kept = layouts_to_keep(application_id, graph, [])
     return Program(
@@ -130,14 +151,24 @@ def program_of(
             for store in sub.stores
             if store.name in changelogs
         },
+        unlogged=frozenset(
+            store.name for sub in subs.subtopologies for store in sub.stores if not store.logging
+        ),
         forms={
-            store.name: (form_of(node, at), _window_bytes(node, store))
+            store.name: (form_of(node, at), _window_bytes(graph, node, at))
+            for node in stateful
+            for at, store in enumerate(node.stores)
+        },
+        inside={
+            store.name: inside(node, at)
             for node in stateful
             for at, store in enumerate(node.stores)
         },
         changelogs=changelogs,
         inputs=inputs,
         partitions=partitions,
+        fixed=fixed,
+        places=subs.index_of,
         repartition=frozenset(internal.repartition),
         spread=spread,
         internal=internal,
@@ -149,6 +180,8 @@ def form_of(node: StatefulNode, at: int) -> Form:
     """Of the store number ``at`` of an operator."""
     operator, store = node.operator, node.stores[at]
     if isinstance(operator, ProcessSpec):
+        return Form.OWN
+    if isinstance(operator, DeduplicateSpec) and operator.beside:
         return Form.OWN
     if isinstance(operator, SuppressSpec):
         return Form.SUPPRESSED
@@ -166,7 +199,46 @@ def form_of(node: StatefulNode, at: int) -> Form:
     return Form(store.kind) if store.expires else Form.KEY
 
 
-def _window_bytes(node: StatefulNode, store: StoreSpec) -> int:
-    """Of keys whose windows are not the store's own."""
-    serde = node.operator.key_serde if isinstance(node.operator, SuppressSpec) else store.key_serde
-    return 0 if store.expires else KEY_SUFFIX_BYTES.get(serde.kind, 0)
+def inside(node: StatefulNode, at: int) -> tuple[Serde, ...]:
+    """The serdes of what is in the entries of a store whose own serdes are bytes, that of the
+    record's key first; empty for all others."""
+    operator, form = node.operator, form_of(node, at)
+    if form is Form.SUPPRESSED:
+        assert isinstance(operator, SuppressSpec)
+        return operator.key_serde, operator.value_serde
+    if form is Form.SUBSCRIPTIONS:
+        assert isinstance(operator, Subscriptions)
+        return operator.foreign_serde, operator.entry_serde
+    if form is Form.LOOKUPS:
+        assert isinstance(operator, LookupJoin | GlobalLookupJoin)
+        return operator.pending.key_serde, operator.pending.value_serde
+    if form is Form.WAITING:
+        left, right = node.stores[:2]
+        return left.key_serde, left.value_serde, right.value_serde
+    if form is Form.ENDS:
+        assert isinstance(operator, TimeToLiveSpec)
+        return (operator.key_serde,)
+    if form is Form.GRACE:
+        buffer: GraceBuffer = operator.buffer  # type: ignore[attr-defined]  # `form_of` has seen it
+        return buffer.key_serde, buffer.value_serde
+    return ()
+
+
+def _window_bytes(graph: Graph, node: StatefulNode, at: int) -> int:
+    """Of windows in a key that came into it behind the topic which says the record's partition."""
+    keys = inside(node, at)[:1] or (node.stores[at].key_serde,)
+    by = key_partitioners(graph)
+    sources = [
+        _width(source.key_serde)
+        for source in sources_of(graph, node)
+        if any(by.get(topic) == MURMUR2 for topic in source.topics)
+    ]
+    return max(0, _width(keys[0]) - max(sources, default=0))
+
+
+def _width(serde: Serde) -> int:
+    """Bytes of the windows behind a key, also of windows of windowed keys."""
+    inner = getattr(serde, "inner", None)
+    if serde.kind not in KEY_SUFFIX_BYTES or inner is None:
+        return 0
+    return KEY_SUFFIX_BYTES[serde.kind] + _width(inner)

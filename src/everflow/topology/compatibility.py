@@ -427,7 +427,7 @@ def renamed_stores(old: ProgramFacts, new: ProgramFacts) -> dict[str, str]:
 
 def _stores(old: ProgramFacts, new: ProgramFacts, renamed: Mapping[str, str]) -> Iterator[Change]:
     for name, other in renamed.items():
-        generated = _GENERATED.search(name) is not None
+        generated = is_generated(name)
         yield Change(
             effect=Effect.MIGRATION,
             kind="store",
@@ -722,6 +722,46 @@ def paired_subtopologies(
         if weight and mine not in found and its not in found.values():
             found[mine] = its
     return found
+
+
+def same_nodes(
+    old: ProgramFacts, new: ProgramFacts, stores: Mapping[str, str]
+) -> dict[str, str]:
+    """New nodes by the old ones whose work they go on with. ``stores``: new names by old ones, of
+    those that are carried. The others are those that compute the same, have the same name of the
+    user's, or are of one kind, where there are as many as before: in the order of the programs."""
+    found = {old.stores[one].node: new.stores[other].node for one, other in stores.items()}
+    for of in (_text_of, _own_name, _label):
+        taken = {*found.values()}
+        mine = _grouped(of, (node for node in old.nodes or () if node.name not in found))
+        its = _grouped(of, (node for node in new.nodes or () if node.name not in taken))
+        for what in mine.keys() & its.keys() - {""}:
+            if len(mine[what]) == len(its[what]):
+                found |= dict(zip(mine[what], its[what], strict=True))
+    return found
+
+
+def _grouped(of: Callable[[NodeFacts], str], nodes: Iterable[NodeFacts]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        found.setdefault(of(node), []).append(node.name)
+    return found
+
+
+def _text_of(node: NodeFacts) -> str:
+    return node.text
+
+
+def _own_name(node: NodeFacts) -> str:
+    return "" if is_generated(node.name) else node.name
+
+
+def _label(node: NodeFacts) -> str:
+    return node.shown.split(" ", 1)[0].rstrip(":")
+
+
+def is_generated(name: str) -> bool:
+    return _GENERATED.search(name) is not None
 
 
 def _topics(where: str, old: Collection[str], new: Collection[str]) -> Iterator[Change]:

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
 
 from everflow import Topology
+from everflow.columns.key_partitions import java_partitions
 from everflow.errors import ApplicationMigratedError
 from everflow.instance.client_state import ClientState
 from everflow.kafka.admin import ClusterAdmin
@@ -62,13 +64,14 @@ def process_id_in(folder: Path) -> str:
 @dataclass
 class Migration:
     """Two versions that read ``source``, and the command between them. ``old``, ``new``: lines of
-    the programs behind `HEAD`, with ``{out}``."""
+    the programs behind `HEAD`, with ``{out}``. ``settings``: of both, as `Application` has them."""
 
     cluster: Cluster
     folder: Path
     old: str
     new: str
     partitions: int = 4
+    settings: Mapping[str, object] = field(default_factory=dict)
     source: str = field(init=False)
     out: str = field(init=False)
     process: subprocess.Popen[bytes] | None = None
@@ -78,8 +81,8 @@ class Migration:
     def __post_init__(self) -> None:
         self.source = self.cluster.topic("in", self.partitions)
         self.out = self.cluster.topic("out", self.partitions)
-        self.before = Application(self.cluster, self.folder, {})
-        self.after = NextVersion(self.cluster, self.folder, {})
+        self.before = Application(self.cluster, self.folder, self.settings)
+        self.after = NextVersion(self.cluster, self.folder, self.settings)
         self.admin = ClusterAdmin({"bootstrap.servers": self.cluster.bootstrap})
         self.points.mkdir()
         for name, lines in (("old", self.old), ("new", self.new)):
@@ -109,6 +112,15 @@ class Migration:
         self.write(text(f"w{n % keys}", f"{n}", 1_000 + n, n % self.partitions) for n in numbers)
         self.sent += count
 
+    def by_key(self, count: int, keys: int = 10) -> None:
+        """As `words`, each where Java's partitioner puts its key."""
+        numbers = range(self.sent, self.sent + count)
+        words = [f"w{n % keys}" for n in numbers]
+        places = java_partitions(pa.array([one.encode() for one in words]), self.partitions)
+        rows = zip(words, numbers, places.tolist(), strict=True)
+        self.write(text(word, f"{n}", 1_000 + n, place) for word, n, place in rows)
+        self.sent += count
+
     def truth(self, keys: int = 10) -> dict[bytes | None, int]:
         return {
             f"w{k}".encode(): len(range(k, self.sent, keys)) for k in range(min(keys, self.sent))
@@ -134,7 +146,9 @@ class Migration:
         ]
 
     def launch(self, *options: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, ENVIRONMENT_VARIABLE: str(self.points)}
+        # A program of a test may import what tests do.
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = {**os.environ, ENVIRONMENT_VARIABLE: str(self.points), "PYTHONPATH": path}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command(*options),
@@ -291,14 +305,14 @@ class Migration:
                 assert isinstance(failed, ApplicationMigratedError), failed
                 assert failed.to == self.after.id
                 topics = [f"{self.after.id}-{name}-repartition" for name in between]
-                wait_until(lambda: self._runs(new), POINT_S, "tasks of the new version")
+                wait_until(lambda: self.runs(new), POINT_S, "tasks of the new version")
                 self.after.until_processed(new, self.source, *topics)
                 yield "switched"
                 self.after.until_processed(new, self.source, *topics)
             finally:
                 assert new.close(60.0)
 
-    def _runs(self, streams: Any) -> bool:
+    def runs(self, streams: Any) -> bool:
         if streams.error is not None:
             raise streams.error
         active = [one for one in streams.all_tasks().values() if one.role.value == "active"]

@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from pyspark.sql import SparkSession
 
-from everflow.errors import ApplicationMigratedError, StateFormatError
+from everflow import KafkaStreams
+from everflow.errors import ApplicationMigratedError, EverflowError, StateFormatError
 from everflow.migration.copying import COPIED_CHUNK, SENT
 from everflow.migration.migrator import (
     ASKED,
@@ -20,8 +23,16 @@ from everflow.migration.migrator import (
     SWITCHED,
     SWITCHING,
 )
-from integration.lifecycle.lifecycle_cluster import Cluster, text, until_failed, until_running
-from integration.lifecycle.migrating import Migration
+from everflow.testing import wait_until
+from integration.lifecycle.lifecycle_cluster import (
+    Application,
+    Cluster,
+    closed,
+    text,
+    until_failed,
+    until_running,
+)
+from integration.lifecycle.migrating import POINT_S, Migration
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -32,6 +43,9 @@ INSERTED_AND_RENAMED = """
 kept = words.filter(lambda key, value: value is not None)
 kept.repartition(name="again").group_by_key().count(store="totals").to_stream().to("{out}")
 """
+
+
+FILTERED = "words = words.filter(lambda key, value: True)\n"
 
 
 def spread(partitions: int) -> str:
@@ -59,9 +73,7 @@ def test_an_operator_is_inserted_and_a_store_renamed_while_both_run(migration: M
     found.words(60)
     for stage in found.carry():
         if stage == "before":
-            code, said = found.told("--dry-run")
-            assert code == 0, said
-            assert "store totals, was counts" in said
+            planned_by_values(found)
         found.words(40)
     found.require_counted_once()
     again, said = found.told()
@@ -70,6 +82,65 @@ def test_an_operator_is_inserted_and_a_store_renamed_while_both_run(migration: M
     with pytest.raises(ApplicationMigratedError) as refused:
         found.before.instance(found.topology(COUNTS)).start()
     assert refused.value.to == found.after.id
+
+
+def planned_by_values(found: Migration) -> None:
+    """What ``--dry-run`` says of 60 counted words, as data."""
+    code, said = found.told("--dry-run", "--output", "json")
+    assert code == 0, said
+    data = json.loads(said[said.index("{") :])
+    copied, drained = data["plan"]
+    assert copied.pop("text").startswith("store totals, was counts")
+    assert copied == {
+        "do": "copy",
+        "store": "totals",
+        "was": "counts",
+        "source": f"{found.before.id}-counts-changelog",
+        "target": f"{found.after.id}-totals-changelog",
+        "partitions": [4, 4],
+        "values": "as they are",
+    }
+    assert drained["do"] == "drain"
+    assert drained["source"] == f"{found.before.id}-again-repartition"
+    assert 10 <= data["records"] <= 60 + 4 * 60, "a marker is counted as a record, a key once"
+    assert 10 * len(b"w0" + bytes(8)) <= data["bytes"] <= 100 * data["records"]
+    assert 0.0 < data["seconds"] < 60.0
+    assert data["dry_run"]
+    assert data["digest"]
+    assert not [one for one in found.cluster.topics() if one.startswith(found.after.id)]
+
+
+@pytest.mark.slow
+def test_two_instances_of_each_version_hand_over(migration: Make) -> None:
+    found = migration(COUNTS, INSERTED_AND_RENAMED)
+    found.words(60)
+    with ExitStack() as running:
+
+        def started(app: Application, lines: str) -> list[KafkaStreams]:
+            made = []
+            for number in range(2):
+                folder = str(found.folder / f"{app.id}-{number}")
+                made.append(app.instance(found.topology(lines), state_dir=folder))
+                running.callback(closed, made[-1])
+                made[-1].start()
+            for one in made:
+                until_running(one)
+            return made
+
+        before = started(found.before, COUNTS)
+        found.before.until_processed(None, found.source)
+        found.launch("--instances", "2")
+        found.until_marked()
+        after = started(found.after, INSERTED_AND_RENAMED)
+        found.words(40)
+        found.until_switched()
+        for one in before:
+            assert isinstance(until_failed(one), ApplicationMigratedError)
+        for one in after:
+            wait_until(lambda one=one: found.runs(one), POINT_S, "tasks of each")  # type: ignore[misc]
+        found.words(40)
+        found.after.until_processed(None, found.source, f"{found.after.id}-again-repartition")
+    found.require_counted_once()
 
 
 @pytest.mark.slow
@@ -104,10 +175,17 @@ def test_an_aggregate_is_added(migration: Make) -> None:
 def test_a_value_s_type_changes_by_a_function(migration: Make) -> None:
     found = migration(COUNTS, PAIR.replace('"sums"', '"counts"'))
     (found.folder / "carried.py").write_text(
-        "def value(count):\n    return {'n': count, 'most': None}\n"
+        "def value(count):\n    return None if count == 77 else {'n': count, 'most': None}\n"
     )
-    found.through("--values", "counts=carried:value")
-    found.require_counted_once()
+    found.words(60)
+    found.write([text("left out", "v", 1_000, 0)] * 77)
+    for stage in found.carry("--values", "counts=carried:value"):
+        found.words(40)
+        if stage == "switched":
+            found.write([text("left out", "v", 1_000, 0)])
+    counts = found.cluster.longs(found.out)
+    assert counts.pop(b"left out") == 1, "None begins it anew"
+    assert counts == found.truth()
 
 
 WINDOWED = """
@@ -166,6 +244,55 @@ def test_joined_records_meet_those_of_the_old_version(migration: Make, partition
     assert pairs == {(key.encode(), value.encode()) for key in keys for value in meant}
 
 
+REUSED = """
+rows = builder.table({rows!r}, key=serdes.string(), value=serdes.string(), store="STORE")
+words.join(rows, lambda word, row: f"{word}+{row}", returns="string").to("{out}")
+"""
+
+
+@pytest.mark.slow
+def test_a_table_whose_changelog_is_its_own_topic_is_read_up_to_where_the_old_one_was(
+    migration: Make, cluster: Cluster
+) -> None:
+    topic = cluster.topic("rows", 4, cleanup_policy="compact")
+    lines = REUSED.replace("{rows!r}", repr(topic))
+    optimized = "topology.optimization=reuse.ktable.source.topics"
+    new = lines.replace("STORE", "lines").replace("words.join", FILTERED + "words.join")
+    found = migration(lines.replace("STORE", "rows"), new)
+    for app in (found.before, found.after):
+        app.settings = {"topology_optimization": optimized.partition("=")[2]}
+    keys = [f"w{n}" for n in range(8)]
+    cluster.write(topic, (text(key, "row", 1_000, n % 4) for n, key in enumerate(keys)))
+    for stage in found.carry("--set", optimized, between=()):
+        if stage == "before":
+            found.write(text(key, "a", 2_000, n % 4) for n, key in enumerate(keys))
+        elif stage == "switched":
+            found.write(text(key, "b", 3_000, n % 4) for n, key in enumerate(keys))
+    pairs = {(one.key, one.value) for one in cluster.read(found.out)}
+    assert pairs >= {(key.encode(), b"b+row") for key in keys}
+    assert f"{found.after.id}-lines-changelog" not in cluster.topics()
+
+
+INPUT_COUNTED = """
+words.group_by_key().count(store="counts").to_stream().to("{out}")
+"""
+
+
+@pytest.mark.slow
+def test_an_input_that_had_grown_is_split_over_its_partitions(migration: Make) -> None:
+    found = migration(INPUT_COUNTED, FILTERED + INPUT_COUNTED, partitions=2)
+    found.by_key(40)
+    found.before.run_through(found.topology(found.old), found.source)
+    found.cluster.grow(found.source, 4)
+    found.partitions = 4
+    found.by_key(40)
+    for _ in found.carry(between=()):
+        found.by_key(20)
+    found.require_counted_once()
+    assert found.cluster.topics()[f"{found.before.id}-counts-changelog"] == 2
+    assert found.cluster.topics()[f"{found.after.id}-counts-changelog"] == 4
+
+
 def test_a_function_that_raises_for_one_value_leaves_the_old_version_running(
     migration: Make,
 ) -> None:
@@ -207,7 +334,7 @@ def test_members_of_another_program_are_refused(migration: Make) -> None:
 
 
 def test_a_new_version_that_cannot_start_or_load_leaves_the_old_one_running(
-    migration: Make,
+    migration: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = migration(COUNTS, INSERTED_AND_RENAMED)
     found.words(10)
@@ -221,10 +348,14 @@ def test_a_new_version_that_cannot_start_or_load_leaves_the_old_one_running(
         assert "EF-PROGRAM" in said
         assert "there_is_no_such_module" in said
         program.write_text(text_of_new)
+        found.arm(MARKED)
         found.launch()
+        found.until_reached(MARKED)
+        _waits_for_its_topics(found, caplog)
+        found.go(MARKED)
         found.until_marked()
         later = found.after.state / found.after.id
-        later.mkdir(parents=True)
+        later.mkdir(parents=True, exist_ok=True)
         metadata = {"format": 99, "application_id": found.after.id}
         (later / "process-metadata").write_text(json.dumps(metadata))
         with pytest.raises(StateFormatError):
@@ -234,6 +365,24 @@ def test_a_new_version_that_cannot_start_or_load_leaves_the_old_one_running(
         found.require_counted_once()
         assert found.process is not None
         assert found.process.poll() is None, "it waits for an instance that can start"
+
+
+def _waits_for_its_topics(found: Migration, caplog: pytest.LogCaptureFixture) -> None:
+    """A start between the mark and the creation of topics tries again."""
+    early = found.after.instance(found.topology(INSERTED_AND_RENAMED))
+    starting = Thread(target=closed_meanwhile, args=[early])
+    starting.start()
+    missing = f"{found.after.id}-again-repartition"
+    wait_until(lambda: missing in caplog.text, 60.0, "the start to miss its topics")
+    assert not early.error
+    closed(early)
+    starting.join(60.0)
+    assert not starting.is_alive()
+
+
+def closed_meanwhile(streams: KafkaStreams) -> None:
+    with suppress(EverflowError):
+        streams.start()
 
 
 POINTS = (

@@ -4,12 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from everflow import (
     JoinWindows,
     Materialized,
     SessionWindows,
     StreamsBuilder,
+    Suppressed,
     TimeWindows,
     agg,
     serdes,
@@ -24,14 +27,16 @@ VALUE = serdes.json("a string, n bigint")
 DAY_MS = 86_400_000
 
 
-def program(build: Build, application_id: str, **topics: int) -> Program:
+def program(
+    build: Build, application_id: str, optimization: str = "none", **topics: int
+) -> Program:
     builder = StreamsBuilder()
     build(builder)
     return program_of(
         builder.build(),
         application_id=application_id,
         topics={"in": 4, "other": 4, **topics},
-        optimization="none",
+        optimization=optimization,
         topic_config={},
         additional_retention_ms=DAY_MS,
     )
@@ -209,7 +214,7 @@ def test_stores_that_come_and_go_are_said() -> None:
         stream = builder.stream("in", key=serdes.string(), value=VALUE)
         stream.group_by_key().count(store="counts")
 
-    assert plan(one, both).fresh == ("sums",)
+    assert plan(one, both).fresh == {"sums": "it is new"}
     assert plan(both, one).left == ("sums",)
 
 
@@ -240,3 +245,180 @@ def test_another_plan_has_another_digest() -> None:
     one = plan(counted(), counted("totals"))
     assert one.digest == plan(counted(), counted("totals")).digest
     assert one.digest != plan(counted(), counted("all")).digest
+
+
+def test_stores_of_the_same_types_are_not_guessed() -> None:
+    def pair(*names: str) -> Build:
+        def build(builder: StreamsBuilder) -> None:
+            for topic, name in zip(("in", "other"), names, strict=True):
+                stream = builder.stream(topic, key=serdes.string(), value=VALUE)
+                stream.group_by_key().count(store=name)
+
+        return build
+
+    old, new = pair("a", "b"), pair("y", "x")
+    said = refused(old, new)
+    assert "--rename" in said
+    assert "a, b" in said
+    was = {move.store: move.was for move in plan(old, new, renames={"a": "y"}).moves}
+    assert was == {"y": "a", "x": "b"}, "one is said, so the other is clear"
+    found = plan(old, pair("y", "b"), renames={"a": ""})
+    assert (found.left, dict(found.fresh)) == (("a",), {"y": "it is new"})
+
+
+def test_what_is_kept_without_a_changelog_is_said_to_begin_empty() -> None:
+    def kept(logging: bool) -> Build:
+        def build(builder: StreamsBuilder) -> None:
+            stream = builder.stream("in", key=serdes.string(), value=VALUE)
+            stream.group_by_key().count(store=Materialized("counts", logging=logging))
+
+        return build
+
+    for old, new, word in ((False, False, "no changelog"), (False, True, "had no changelog")):
+        found = plan(kept(old), kept(new))
+        assert list(found.fresh) == ["counts"]
+        assert word in found.fresh["counts"]
+        assert not found.moves
+    assert "no changelog" in plan(kept(True), kept(False)).fresh["counts"]
+
+
+@pytest.mark.spark
+def test_ids_are_no_keys_that_say_a_partition(spark: SparkSession) -> None:
+    def seen(partitions: int) -> Build:
+        def build(builder: StreamsBuilder) -> None:
+            stream = builder.stream("in", key=serdes.string(), value=VALUE)
+            keyed = stream.repartition(name="again", partitions=partitions)
+            keyed.deduplicate("1 minute", by=F.col("value.n"), store="ids")
+
+        return build
+
+    (move,) = plan(seen(4), seen(4)).moves
+    assert (move.form, move.before, move.after) == (Form.OWN, 4, 4)
+    assert "ids" in refused(seen(4), seen(8))
+
+
+def test_records_that_wait_with_another_type_are_refused() -> None:
+    def held(value: Any) -> Build:
+        def build(builder: StreamsBuilder) -> None:
+            past = builder.table(
+                "other", key=serdes.string(), value=VALUE, store=Materialized("past", history="1 h")
+            )
+            stream = builder.stream("in", key=serdes.string(), value=value)
+            stream.left_join(past, grace="1 minute", store="held").to("out")
+
+        return build
+
+    def closed(**fields: Any) -> Build:
+        def build(builder: StreamsBuilder) -> None:
+            stream = builder.stream("in", key=serdes.string(), value=VALUE)
+            windows = stream.group_by_key().windowed_by(TimeWindows.of_size("1 minute"))
+            table: Any = (
+                windows.aggregate(store="sums", **fields) if fields else windows.count(store="sums")
+            )
+            table.suppress(Suppressed.until_window_closes(), store="buffer")
+
+        return build
+
+    said = refused(held(VALUE), held(serdes.json("a string, n string")))
+    assert "store held" in said
+    assert "wait" in said
+    more = serdes.json("a string, n bigint, b string")
+    assert not plan(held(VALUE), held(more)).fresh, "fields of JSON may come"
+    most = agg.max("value.n")
+    said = refused(closed(), closed(n=agg.count()), functions={"sums"})
+    assert "store buffer" in said
+    assert "store sums" not in said
+    assert not plan(closed(n=agg.count()), closed(n=agg.count(), most=most)).fresh
+
+
+def windowed_rows(between: bool, partitions: int) -> Build:
+    """A table of windowed keys, behind the aggregate or behind a topic of its own."""
+
+    def build(builder: StreamsBuilder) -> None:
+        stream = builder.stream("in", key=serdes.string(), value=VALUE)
+        keyed = stream.repartition(name="first", partitions=partitions).group_by_key()
+        counts = keyed.windowed_by(TimeWindows.of_size("1 minute")).count(store="counts")
+        if between:
+            rows = counts.to_stream().repartition(name="again", partitions=partitions)
+            rows.to_table(store="rows")
+        else:
+            counts.filter(lambda key, value: True, store="rows")
+
+    return build
+
+
+@pytest.mark.parametrize(("between", "window_bytes"), [(False, 8), (True, 0)])
+def test_windows_are_cut_off_where_they_came_behind_the_topic(
+    between: bool, window_bytes: int
+) -> None:
+    found = plan(windowed_rows(between, 4), windowed_rows(between, 8))
+    (move,) = (move for move in found.moves if move.store == "rows")
+    assert (move.form, move.window_bytes) == (Form.KEY, window_bytes)
+
+
+def test_the_time_of_a_node_without_a_store_follows_it() -> None:
+    def processed(inserted: bool) -> Build:
+        def build(builder: StreamsBuilder) -> None:
+            stream = builder.stream("in", key=serdes.string(), value=VALUE)
+            if inserted:
+                stream = stream.process(lambda record, context: None)
+            stream.process(lambda record, context: context.forward(record)).to("out")
+
+        return build
+
+    old, new = program(processed(False), "shop"), program(processed(True), "shop-2")
+    before, after = (
+        [one.name for one in each.facts.nodes or () if "PROCESSOR" in one.name][-1]
+        for each in (old, new)
+    )
+    assert before in new.places, "another node has its name now"
+    assert before != after
+    times = {TopicPartition("in", 2): {before: 7, f"{before}/method": 8}}
+    found = stream_times(planned(old, new), old, new, times)
+    assert found[TaskId(0, 2)] == {after: 7, f"{after}/method": 8}
+
+
+def test_an_input_that_had_grown_is_split_into_as_many_tasks_as_it_has_partitions() -> None:
+    topics: dict[str, Any] = {"in": 8, "shop-counts-changelog": 4}
+    old = program(counted_directly, "shop", **topics)
+    new = program(counted_directly, "shop-2", **topics)
+    (move,) = planned(old, new).moves
+    assert (move.before, move.after) == (4, 8)
+    assert old.tasks()[TaskId(0, 1)] == (TopicPartition("in", 1), TopicPartition("in", 5))
+    assert len(new.tasks()) == 8
+    node = old.facts.stores["counts"].node
+    times = {TopicPartition("in", 1): {node: 5}, TopicPartition("in", 5): {node: 6}}
+    found = stream_times(planned(old, new), old, new, times)
+    assert [found[TaskId(0, number)][node] for number in range(8)] == [6] * 8
+
+
+def counted_directly(builder: StreamsBuilder) -> None:
+    builder.stream("in", key=serdes.string(), value=VALUE).group_by_key().count(store="counts")
+
+
+def test_a_store_in_memory_and_one_in_the_user_s_topic_are_carried() -> None:
+    def rows(name: str) -> Build:
+        def build(builder: StreamsBuilder) -> None:
+            builder.table("in", key=serdes.string(), value=VALUE, store=name)
+            stream = builder.stream("other", key=serdes.string(), value=VALUE)
+            kept = Materialized(f"{name}-counts", in_memory=True)
+            stream.group_by_key().count(store=kept)
+
+        return build
+
+    reused = "reuse.ktable.source.topics"
+    old, new = (
+        program(rows(name), application_id, optimization=reused)
+        for name, application_id in (("rows", "shop"), ("lines", "shop-2"))
+    )
+    found = planned(old, new)
+    assert [(move.was, move.store) for move in found.moves] == [("rows-counts", "lines-counts")]
+    (left_out,) = found.left_out
+    assert (left_out.source, left_out.target) == (
+        "shop-rows-left-out-changelog",
+        "shop-2-lines-left-out-changelog",
+    )
+    assert not found.fresh
+    assert not found.left
+    with pytest.raises(MigrationError, match=r"the same topology\.optimization"):
+        planned(old, program(rows("lines"), "shop-2"))
