@@ -251,7 +251,24 @@ class Trial:
             pairs = self.outputs.updates(self.job.output_topic + PAIRS)
             wrong += wrong_pairs(pairs, sent, once=once)
         if wrong:
-            raise WrongOutputError(f"{self.case.name}, {self.system}: {shown(wrong)}")
+            raise WrongOutputError(
+                f"{self.case.name}, {self.system}: {shown(wrong)}{self._missing(sent)}"
+            )
+
+    def _missing(self, sent: Sent) -> str:
+        """Where the records are of which no update tells."""
+        told = {number_of(one.value) for one in self.outputs.updates(self.job.output_topic)}
+        if len(told) >= sent.records:
+            return ""
+        topic = self.job.input_topic
+        with OutputLog(self.job.bootstrap_servers, [topic], GROWN) as log:
+            self.wait("the input", lambda: len(log.seen(topic)) >= sent.records, READY_S)
+            places = [
+                f"{one.partition}@{one.offset} ({json.loads(one.value)['id']})"
+                for one in log.seen(topic)
+                if json.loads(one.value)["id"] not in told
+            ]
+        return f"; in no update are the input's records {', '.join(places[:20])}"
 
 
 def measure(
