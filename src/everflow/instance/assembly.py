@@ -535,7 +535,12 @@ class ClusterPorts:
             )
             assignor.held = blueprint.every_task()
             self._switch = SwitchWatch(
-                self._is_filled, partial(self._switched, instance, assignor), self._clock
+                self._is_filled,
+                partial(self._switched, instance, assignor),
+                self._clock,
+                instance.copies.offset_sums,
+                lambda: instance.member.request_rejoin("copies of a migration have grown"),
+                config.acceptable_recovery_lag // 2,
             )
         settings = instance.hosts.group = GroupSettings(
             bootstrap_servers=config.bootstrap_servers,

@@ -91,3 +91,26 @@ def test_the_watch_asks_until_the_mark_is_gone() -> None:
     assert not switched
     assert watch.check_once()
     assert switched == ["now"]
+
+
+def test_a_copy_that_is_always_near_its_end_is_told_again_when_it_has_grown() -> None:
+    """Else the migrator would wait for ever for what was told before there was anything."""
+    sums, told, clock = {TaskId(0, 0): 0, TaskId(0, 1): 0}, list[int](), ManualClock()
+    watch = SwitchWatch(
+        lambda: True,
+        lambda: None,
+        clock,
+        lambda: sums,
+        lambda: told.append(sums[TaskId(0, 1)]),
+        tolerance=100,
+    )
+    for grown in (50, 100, 101, 150, 300):
+        sums[TaskId(0, 1)] = grown
+        watch.check_once()
+    assert told == [101]
+    clock.advance(10_000.0)
+    watch.check_once()
+    assert told == [101, 300]
+    clock.advance(10_000.0)
+    watch.check_once()
+    assert told == [101, 300]
