@@ -194,23 +194,21 @@ class MigrateRun:
         if strike.victim == NEW:
             chain.follow(instances)
         one = (chain.olds if strike.victim == OLD else chain.news)[0]
-        # Behind the switch an old instance ends, and where its topics are missing a new one.
-        early = strike.victim == NEW and strike.point == MARKED
-        may_end = early or (strike.victim == OLD and strike.point in BEHIND)
-        if not (may_end and one.ended):
+        may_end = strike.victim == OLD and strike.point in BEHIND
+        if strike.victim == NEW and strike.point == MARKED:
+            chain.until_waiting(one)
+        elif not (may_end and one.ended):
             chain.until_joined(one)
         if one.ended:
             assert may_end, one.history()
         else:
             one.kill(whole=strike.whole)
-        if strike.late and not early:
+        if strike.late:
             goes_on()
         chain.begin(one)
-        if early:
-            chain.until_joined(one)
-        elif not strike.late and strike.victim == OLD and strike.point in STANDING:
-            chain.require_joined(one)
-        if early or not strike.late:
+        if not strike.late:
+            if strike.victim == OLD and strike.point in STANDING:
+                chain.require_joined(one)
             goes_on()
 
     def _migrator_killed(

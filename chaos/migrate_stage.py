@@ -399,6 +399,16 @@ class Chain:
             one.history,
         )
 
+    def until_waiting(self, one: Instance) -> None:
+        """Until its start says that it waits for the migrator to create its topics."""
+        wait_until(
+            lambda: one.ended or "everflow migrate" in one.said(),
+            WAIT_S,
+            "the start to wait",
+            one.history,
+        )
+        assert not one.ended, one.history()
+
     def require_joined(self, one: Instance) -> None:
         self.until_joined(one)
         assert not one.ended, one.history()

@@ -10,7 +10,13 @@ from functools import partial
 
 from everflow.clock import Clock, Deadline
 from everflow.config import StreamsConfig
-from everflow.errors import InternalTopicError, RetriableError, TopologyError, start_over
+from everflow.errors import (
+    InternalTopicError,
+    MigrationError,
+    RetriableError,
+    TopologyError,
+    start_over,
+)
 from everflow.instance.tasks.blueprint import Blueprint
 from everflow.instance.tasks.recovery import require_not_migrated
 from everflow.instance.topics.internal_topics import (
@@ -180,6 +186,8 @@ class ClusterTopics:
 
     def __init__(self, admin: ClusterAdmin, config: StreamsConfig) -> None:
         self._admin, self._config = admin, config
+        self._awaited: str | None = None
+        """The application whose state is copied here, as an attempt before has read it."""
 
     def prepared(
         self,
@@ -213,8 +221,12 @@ class ClusterTopics:
         now = {name: described[name].topic_id for name in inputs if name in described}
         ids = InputIds(directory.input_ids(cluster_id), now)
         filled_from = self._filled_from(inputs)
-        if filled_from is not None:
-            self._await_created(filled_from, needed)
+        internal = {*needed.repartition, *needed.changelog}
+        if filled_from is not None and (missing := internal - existing.keys()):
+            raise RetriableError(
+                f"everflow migrate, which copies the state of {filled_from} here, has not created "
+                f"the topics {some(sorted(missing))} yet. Does it run?"
+            )
         kept = self._prepare_internal(topology, needed, inputs, ids)
         for name in ids.recreated:
             log.warning(
@@ -258,21 +270,20 @@ class ClusterTopics:
 
     def _filled_from(self, inputs: Mapping[str, int]) -> str | None:
         """The application whose state is being copied here. ApplicationMigratedError: this one has
-        gone elsewhere."""
+        gone elsewhere. MigrationError: the migration was given up since the attempt before; with
+        no offsets left this would be a first start, beside the old version."""
         committed = self._committed(_partitions_of(inputs))
         require_not_migrated(self._config.application_id, committed)
         found = [mark_in(one.metadata) for one in committed.values()]
-        return next((one.application_id for one in found if one and one.kind == FILLED), None)
-
-    def _await_created(self, filled_from: str, needed: InternalTopics) -> None:
-        """RetriableError: the migration has marked the inputs, and is about to create topics."""
-        names = [*needed.repartition, *needed.changelog]
-        found = self._admin.describe_topics(names)
-        if missing := [name for name in names if name not in found]:
-            raise RetriableError(
-                f"everflow migrate copies {filled_from} here, and has not created {some(missing)} "
-                f"yet. If it does not run: call it again"
+        if self._awaited is not None and not committed:
+            raise MigrationError(
+                f"The migration of {self._awaited} into {self._config.application_id}, which this "
+                f"start waited for, was given up (everflow migrate --back). {self._awaited} goes "
+                f"on. Nothing was read."
             )
+        filled = (one.application_id for one in found if one and one.kind == FILLED)
+        self._awaited = next(filled, None)
+        return self._awaited
 
     def _require_fitting(
         self, subs: SubTopologies, counts: Mapping[str, int], existing: Mapping[str, int]

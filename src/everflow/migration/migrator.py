@@ -47,6 +47,7 @@ from everflow.migration.holding import (
 from everflow.migration.plan import Estimate, MigrationPlan, stream_times
 from everflow.migration.programs import Program
 from everflow.protocol.messages import (
+    COPIED,
     FILLED,
     GONE,
     Mark,
@@ -274,6 +275,14 @@ class Migrator:
             raise MigrationError(
                 f"Topic {some(wrong)} exists with another number of partitions. Is the "
                 f"application.id {self.plan.new} in use? Give the migration up (--back).",
+                code="EF-MIGRATION-PLAN",
+            )
+        marks = [mark_in(one.metadata) for one in self._committed(self.plan.new, None).values()]
+        copied = any(mark is not None and mark.kind == COPIED for mark in marks)
+        if copied and (missing := [s.name for s in specs if s.name not in there]):
+            raise MigrationError(
+                f"Topic {some(missing)} was deleted, and some of the state had been copied into "
+                f"it: was --back cut off? Give the migration up (--back), and begin it anew.",
                 code="EF-MIGRATION-PLAN",
             )
         with self._step("creating internal topics"):

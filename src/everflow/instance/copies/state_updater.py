@@ -380,7 +380,7 @@ class StateUpdater:
             try:
                 self._open(task, states)
             except EverflowError as error:
-                self._stalled.failed({task.id: task.role}, str(error))
+                self._stalled.failed({task.id: task.role}, f"[{error.code}] {error}")
                 continue
             self._stalled.progressed(task.id)
             del self._waiting[task.id]
