@@ -52,7 +52,7 @@ def test_there_is_a_folder_for_each_version() -> None:
 
 @pytest.mark.broker
 @pytest.mark.spark
-@pytest.mark.parametrize("disk", ["disk", "empty"])
+@pytest.mark.parametrize("disk", ["disk", pytest.param("empty", marks=pytest.mark.slow)])
 @of_each_version
 def test_its_state_is_gone_on_from(
     folder: Path, disk: str, spark: SparkSession, tmp_path: Path
