@@ -724,9 +724,7 @@ def paired_subtopologies(
     return found
 
 
-def same_nodes(
-    old: ProgramFacts, new: ProgramFacts, stores: Mapping[str, str]
-) -> dict[str, str]:
+def same_nodes(old: ProgramFacts, new: ProgramFacts, stores: Mapping[str, str]) -> dict[str, str]:
     """New nodes by the old ones whose work they go on with. ``stores``: new names by old ones, of
     those that are carried. The others are those that compute the same, have the same name of the
     user's, or are of one kind, where there are as many as before: in the order of the programs."""
