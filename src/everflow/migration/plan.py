@@ -17,6 +17,7 @@ from everflow.serdes import JsonSerde, PackedSerde, Serde
 from everflow.serdes.arrow_types import type_text
 from everflow.state.store import StoreSpec
 from everflow.topology.compatibility import paired_subtopologies, renamed_stores
+from everflow.topology.graph import clock_of
 from everflow.topology.store_layouts import layout_of
 
 
@@ -149,8 +150,12 @@ def planned(old: Program, new: Program, asked: Asked = Asked()) -> MigrationPlan
         left=tuple(sorted(old.stores.keys() - set(was.values()))),
         subtopologies={after: before for before, after in pairs.items()},
         clocks={
-            old.facts.stores[before].node: new.facts.stores[after].node
-            for after, before in was.items()
+            # A time of an earlier release is kept under the name of a node, not of its store.
+            **{
+                old.facts.stores[before].node: new.facts.stores[after].node
+                for after, before in was.items()
+            },
+            **{clock_of(before): clock_of(after) for after, before in was.items()},
         },
         digest=blake2b(what.encode(), digest_size=8).hexdigest(),
     )
