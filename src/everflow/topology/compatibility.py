@@ -550,8 +550,23 @@ def _repartition(old: ProgramFacts, new: ProgramFacts) -> Iterator[Change]:
                 )
             continue
         yield from _words_changes(name, mine.words, its)
-        if mine.partitions != its.partitions and None not in (mine.partitions, its.partitions):
+        if mine.partitions == its.partitions:
+            continue
+        if None not in (mine.partitions, its.partitions):
             yield _partitions(name, mine.partitions, its.partitions, its.where)
+        elif old.nodes and new.nodes and not new.partitions:  # no cluster was asked
+            inputs = "as many as its inputs have"
+            yield Change(
+                effect=Effect.MIGRATION,
+                kind="partitions",
+                name=name,
+                reason="only one of the programs says how many partitions it has: if its inputs "
+                "have another number, keys belong to other tasks (everflow check NEW "
+                "--application-id knows)",
+                before=inputs if mine.partitions is None else str(mine.partitions),
+                after=inputs if its.partitions is None else str(its.partitions),
+                where=its.where,
+            )
 
 
 def _words_changes(

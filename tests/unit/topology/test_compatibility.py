@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from everflow import Materialized, StreamsBuilder, TimeWindows, Topology, TopologyError, agg, serdes
-from everflow.cli.check import _on_cluster
+from everflow.cli.check import facts_on_cluster
 from everflow.errors import StoreLayoutError
 from everflow.records import TopicPartition
 from everflow.topology.compatibility import (
@@ -136,6 +136,11 @@ GRAVE: dict[str, tuple[Build, Build, set[tuple[Effect, str, str]]]] = {
         counted(partitions=8),
         {(Effect.MIGRATION, "partitions", "by-a-repartition")},
     ),
+    "partitions that only one program says": (
+        counted(),
+        counted(partitions=8),
+        {(Effect.MIGRATION, "partitions", "by-a-repartition")},
+    ),
     "an input topic that was added": (
         counted(),
         lambda builder: (counted()(builder), stream(builder, "other").to("out")),
@@ -257,7 +262,9 @@ def application(
 
 def on_cluster(*builds: Build, **topics: int) -> ProgramFacts:
     there = {"in": 2, **topics}
-    return _on_cluster(program(*builds), application_id="shop", topics=there, optimization="none")
+    return facts_on_cluster(
+        program(*builds), application_id="shop", topics=there, optimization="none"
+    )
 
 
 INTERNAL = {"shop-by-a-repartition": 2, "shop-counts-changelog": 2}
