@@ -25,8 +25,8 @@ from everflow.errors import ConfigError, TopologyError
 if TYPE_CHECKING:
     from everflow.config import StreamsConfig
     from everflow.kafka.admin import ClusterAdmin
-    from everflow.topology.compatibility import ProgramFacts
     from everflow.topology.program import Topology
+    from everflow.topology.program_facts import ProgramFacts
 
 _READ = "from everflow.cli.check import print_facts; print_facts()"
 _BEGIN = "everflow program "
@@ -145,7 +145,7 @@ def _loaded(targets: list[str], cluster: Mapping[str, object] | None = None) -> 
     """The facts of programs, each loaded in its own process: two versions have modules of one name.
     ``cluster``: as `facts_on_cluster`. TopologyError with what the process says where one cannot be
     loaded, or not run there."""
-    from everflow.topology.compatibility import from_json
+    from everflow.topology.program_facts import from_json
 
     given = None if cluster is None else json.dumps(cluster)
     processes = [
@@ -177,7 +177,7 @@ def print_facts() -> None:
     from everflow.cli.commands import errors_for_people
     from everflow.cli.program import load_topology
     from everflow.spark.session import get_context
-    from everflow.topology.compatibility import facts_of, to_json
+    from everflow.topology.program_facts import facts_of, to_json
     from everflow.topology.subtopologies import cut
 
     try:
@@ -206,9 +206,9 @@ def facts_on_cluster(
     """The facts with the partitions that the program needs, as a start finds them. ``topics``:
     partitions by topic; ``before``: how many of an input were read. TopologyError as a start's."""
     from everflow.operators.optimization import optimized
-    from everflow.topology.compatibility import facts_of
     from everflow.topology.grown_topics import misfits
     from everflow.topology.patterns import with_topics
+    from everflow.topology.program_facts import facts_of
     from everflow.topology.subtopologies import cut, fixed_tasks, internal_names, internal_topics
 
     subs = cut(with_topics(optimized(topology, optimization), topics, application_id))

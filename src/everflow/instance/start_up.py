@@ -31,12 +31,7 @@ from everflow.protocol.messages import FILLED, mark_in, of_kafka_streams, parse_
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying, waiting
 from everflow.state.task_directory import StateDirectory
-from everflow.topology.compatibility import (
-    layouts_to_keep,
-    require_read,
-    require_readable,
-    retyped,
-)
+from everflow.topology.compatibility import layouts_to_keep, require_read, require_readable, retyped
 from everflow.topology.graph import Graph, SourceNode, extractor_named
 from everflow.topology.grown_topics import grown_topics, misfits, read_before, with_shares
 from everflow.topology.idle_sources import bytes_for_layouts, require_metadata_fits

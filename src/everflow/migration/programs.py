@@ -18,12 +18,13 @@ from everflow.operators.time_to_live import TimeToLiveSpec
 from everflow.records import TaskId, TopicPartition
 from everflow.serdes.windowed import KEY_SUFFIX_BYTES
 from everflow.state.store import StoreSpec
-from everflow.topology.compatibility import ProgramFacts, facts_of, layouts_to_keep
+from everflow.topology.compatibility import layouts_to_keep
 from everflow.topology.graph import StatefulNode
 from everflow.topology.idle_sources import bytes_for_layouts
 from everflow.topology.partitioners import key_partitioners, partitioner_name
 from everflow.topology.patterns import with_topics
 from everflow.topology.program import Topology
+from everflow.topology.program_facts import ProgramFacts, facts_of
 from everflow.topology.store_layouts import fingerprint, kept_text
 from everflow.topology.subtopologies import InternalTopics, cut, internal_topics
 

@@ -10,7 +10,8 @@ from typer.testing import CliRunner, Result
 from everflow import StreamsBuilder, TimeWindows, Topology, serdes
 from everflow.cli import app as commands
 from everflow.errors import InternalTopicError, StoreLayoutError
-from everflow.topology.compatibility import Effect, changes, effect_of, facts_of
+from everflow.topology.compatibility import Effect, changes, effect_of
+from everflow.topology.program_facts import facts_of
 from everflow.topology.subtopologies import cut
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, text
 

@@ -13,24 +13,21 @@ from everflow.records import TopicPartition
 from everflow.topology.compatibility import (
     Change,
     Effect,
-    ProgramFacts,
     changes,
     effect_of,
-    facts_of,
-    from_json,
     layouts_to_keep,
     lines_of,
     report,
     report_json,
     require_read,
     retyped,
-    to_json,
 )
 from everflow.topology.known_programs import (
     difference_of_lines,
     facts_of_application,
     facts_of_lines,
 )
+from everflow.topology.program_facts import ProgramFacts, facts_of, from_json, to_json
 from everflow.topology.store_layouts import Kept, fingerprint, kept_text
 from everflow.topology.store_layouts import from_json as layouts_from_json
 from everflow.topology.subtopologies import cut
