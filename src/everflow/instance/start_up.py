@@ -303,11 +303,11 @@ class ClusterTopics:
             if there := [log for log in logs_of if log in filled]:
                 raise InternalTopicError(
                     f"Sub-topology {number} has state ({some(there, 3)} holds records), and reads "
-                    f"only topics that {name} has never read before: {some(topics, 3)}. From which "
-                    f"record on they belong to that state is not known, so it was not started, and "
-                    f"nothing was changed. Carry the state over with everflow migrate; or give "
-                    f"the stores other names and start once with --create-new-topics: they begin "
-                    f"empty. {start_over(name)}"
+                    f"only topics of which {name} has no committed offset: {some(topics, 3)}. From "
+                    f"which record on they belong to that state is not known, so it was not "
+                    f"started, and nothing was changed. For a new version of the program, carry "
+                    f"the state over with everflow migrate; or give the stores other names and "
+                    f"start once with --create-new-topics: they begin empty. {start_over(name)}"
                 )
 
     def _require_outputs(self, topology: Topology, partitions: int) -> None:

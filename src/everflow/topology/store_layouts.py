@@ -248,18 +248,17 @@ def never_read(
     existing: Collection[str],
     application_id: str,
 ) -> dict[int, tuple[list[str], list[str]]]:
-    """Sub-topologies none of whose topics a program has read that committed, by number: their
-    ``existing`` changelogs, and these topics, by full names. Empty where it was not kept what was
-    read. ``found``: beside committed offsets; ``read``: topics with such."""
-    # Empty: nothing was processed of the partition, and its topic is among those ``read``.
-    before = [reads_in(one) for one in found if one]
-    if None in before or not before:
+    """Sub-topologies none of whose topics a program has read, by number: their ``existing``
+    changelogs, and these topics, by full names. Empty where nothing was processed yet. ``found``:
+    beside committed offsets; ``read``: topics with such. What a program is known to have read has
+    lost its offsets: that is another matter."""
+    texts = [one for one in found if one]
+    if not texts:
         return {}
     prefix = f"{application_id}-"
     known = {*read}
-    for one in filter(None, before):
-        for topics in one.values():
-            known |= {re.sub(r"^\*", prefix, topic) for topic in topics}
+    for topics in (topic for one in texts for topic in (reads_in(one) or {}).values()):
+        known |= {re.sub(r"^\*", prefix, topic) for topic in topics}
     return {
         sub.index: (logs, list(sub.inputs(application_id)))
         for sub in subs.subtopologies
