@@ -25,8 +25,8 @@ from everflow.errors import ConfigError, TopologyError
 if TYPE_CHECKING:
     from everflow.config import StreamsConfig
     from everflow.kafka.admin import ClusterAdmin
-    from everflow.topology.compatibility import ProgramFacts
     from everflow.topology.program import Topology
+    from everflow.topology.program_facts import ProgramFacts
 
 _READ = "from everflow.cli.check import print_facts; print_facts()"
 _BEGIN = "everflow program "
@@ -76,7 +76,7 @@ def check(
     else:
         with cluster.connected() as (config, admin, status):
             topics = {name: shape.partitions for name, shape in admin.list_topics().items()}
-            old, before = _of_application(application_id, topics, config, admin)
+            old, before = facts_of_group(application_id, topics, config, admin)
             with status.waiting(f"loading {programs[0]}", after_s=_LOADING_S):
                 (new,) = _loaded(
                     programs,
@@ -94,7 +94,7 @@ def check(
     return EXIT_FAILED if effect_of(found) >= Effect.MIGRATION else 0
 
 
-def _of_application(
+def facts_of_group(
     application_id: str, topics: Mapping[str, int], config: StreamsConfig, admin: ClusterAdmin
 ) -> tuple[ProgramFacts, dict[str, int]]:
     """What the brokers know of an application, and how many partitions of its inputs it has read.
@@ -143,9 +143,9 @@ def _little_known(application_id: str, facts: ProgramFacts) -> str:
 
 def _loaded(targets: list[str], cluster: Mapping[str, object] | None = None) -> list[ProgramFacts]:
     """The facts of programs, each loaded in its own process: two versions have modules of one name.
-    ``cluster``: as `_on_cluster`. TopologyError with what the process says where one cannot be
+    ``cluster``: as `facts_on_cluster`. TopologyError with what the process says where one cannot be
     loaded, or not run there."""
-    from everflow.topology.compatibility import from_json
+    from everflow.topology.program_facts import from_json
 
     given = None if cluster is None else json.dumps(cluster)
     processes = [
@@ -177,21 +177,25 @@ def print_facts() -> None:
     from everflow.cli.commands import errors_for_people
     from everflow.cli.program import load_topology
     from everflow.spark.session import get_context
-    from everflow.topology.compatibility import facts_of, to_json
+    from everflow.topology.program_facts import facts_of, to_json
     from everflow.topology.subtopologies import cut
 
     try:
         with errors_for_people(False):
             cluster = json.loads(sys.stdin.read() or "null")
             topology = load_topology(sys.argv[1], start_spark=get_context)
-            facts = facts_of(cut(topology)) if cluster is None else _on_cluster(topology, **cluster)
+            facts = (
+                facts_of(cut(topology))
+                if cluster is None
+                else facts_on_cluster(topology, **cluster)
+            )
             text = to_json(facts)
     except typer.Exit as failed:
         sys.exit(failed.exit_code)
     print(f"{_BEGIN}{text}", flush=True)
 
 
-def _on_cluster(
+def facts_on_cluster(
     topology: Topology,
     *,
     application_id: str,
@@ -202,9 +206,9 @@ def _on_cluster(
     """The facts with the partitions that the program needs, as a start finds them. ``topics``:
     partitions by topic; ``before``: how many of an input were read. TopologyError as a start's."""
     from everflow.operators.optimization import optimized
-    from everflow.topology.compatibility import facts_of
     from everflow.topology.grown_topics import misfits
     from everflow.topology.patterns import with_topics
+    from everflow.topology.program_facts import facts_of
     from everflow.topology.subtopologies import cut, fixed_tasks, internal_names, internal_topics
 
     subs = cut(with_topics(optimized(topology, optimization), topics, application_id))

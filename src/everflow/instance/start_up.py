@@ -37,19 +37,20 @@ from everflow.protocol.messages import FILLED, mark_in, of_kafka_streams, parse_
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying, waiting
 from everflow.state.task_directory import StateDirectory
-from everflow.topology.compatibility import (
-    layouts_to_keep,
-    require_read,
-    require_readable,
-    retyped,
-)
+from everflow.topology.compatibility import layouts_to_keep, require_read, require_readable, retyped
 from everflow.topology.graph import Graph, SourceNode, extractor_named
 from everflow.topology.grown_topics import grown_topics, misfits, read_before, with_shares
 from everflow.topology.idle_sources import bytes_for_layouts, require_metadata_fits
 from everflow.topology.patterns import TopicGrowth, pattern_sources, with_topics
 from everflow.topology.plan import PhysicalPlan, emitting_every_update, plan, with_default_extractor
 from everflow.topology.program import Topology
-from everflow.topology.store_layouts import fingerprint, from_json, kept_text, topics_in
+from everflow.topology.store_layouts import (
+    fingerprint,
+    from_json,
+    kept_text,
+    never_read,
+    topics_in,
+)
 from everflow.topology.subtopologies import (
     InternalTopics,
     SubTopologies,
@@ -227,6 +228,7 @@ class ClusterTopics:
                 f"everflow migrate, which copies the state of {filled_from} here, has not created "
                 f"the topics {some(sorted(missing))} yet. Does it run?"
             )
+        self._require_positions(subs, existing, counts)
         kept = self._prepare_internal(topology, needed, inputs, ids)
         for name in ids.recreated:
             log.warning(
@@ -305,6 +307,31 @@ class ClusterTopics:
                 "Topic %s has %d partitions, and the stores behind it %d: a task reads %d of them"
             )
             log.info(text, topic, partitions, tasks, partitions // tasks)
+
+    def _require_positions(
+        self, subs: SubTopologies, existing: Mapping[str, int], counts: Mapping[str, int]
+    ) -> None:
+        """InternalTopicError for state that would go on with topics that were never read: which of
+        their records are in it already is not known."""
+        name = self._config.application_id
+        committed = self._committed(_partitions_of({**counts, **existing}))
+        read = {tp.topic for tp in committed}
+        texts = [from_json(parse_metadata(one.metadata).layouts) for one in committed.values()]
+        if not (apart := never_read(subs, texts, read, existing, name)):
+            return
+        logs = {log: existing[log] for logs, _ in apart.values() for log in logs}
+        spans = self.spans(_partitions_of(logs))
+        filled = {tp.topic for tp, (start, end) in spans.items() if end > start}
+        for number, (logs_of, topics) in sorted(apart.items()):
+            if there := [log for log in logs_of if log in filled]:
+                raise InternalTopicError(
+                    f"Sub-topology {number} has state ({some(there, 3)} holds records), and reads "
+                    f"only topics of which {name} has no committed offset: {some(topics, 3)}. From "
+                    f"which record on they belong to that state is not known, so it was not "
+                    f"started, and nothing was changed. For a new version of the program, carry "
+                    f"the state over with everflow migrate; or give the stores other names and "
+                    f"start once with --create-new-topics: they begin empty. {start_over(name)}"
+                )
 
     def _require_outputs(self, topology: Topology, partitions: int) -> None:
         dead_letters = self._config.errors_dead_letter_queue_topic_name

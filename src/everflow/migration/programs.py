@@ -21,12 +21,13 @@ from everflow.records import TaskId, TopicPartition
 from everflow.serdes import Serde
 from everflow.serdes.windowed import KEY_SUFFIX_BYTES
 from everflow.state.store import StoreSpec
-from everflow.topology.compatibility import ProgramFacts, facts_of, layouts_to_keep
+from everflow.topology.compatibility import layouts_to_keep
 from everflow.topology.graph import Graph, StatefulNode
 from everflow.topology.idle_sources import bytes_for_layouts, sources_of
 from everflow.topology.partitioners import key_partitioners, partitioner_name
 from everflow.topology.patterns import with_topics
 from everflow.topology.program import Topology
+from everflow.topology.program_facts import ProgramFacts, facts_of
 from everflow.topology.store_layouts import fingerprint, kept_text
 from everflow.topology.subtopologies import (
     InternalTopics,

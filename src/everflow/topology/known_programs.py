@@ -9,15 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from everflow.records import TopicPartition
-from everflow.topology.compatibility import (
-    Effect,
-    ProgramFacts,
-    RepartitionFacts,
-    StoreFacts,
-    changes,
-    listing,
-    reading,
-)
+from everflow.topology.compatibility import Effect, changes, listing
+from everflow.topology.program_facts import ProgramFacts, RepartitionFacts, StoreFacts, reading
 from everflow.topology.store_layouts import (
     PATTERN,
     Kept,

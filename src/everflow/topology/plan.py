@@ -45,6 +45,7 @@ from everflow.topology.graph import (
     TimeFunction,
     TimestampExtractor,
     UnnestNode,
+    clock_names,
     input_name,
 )
 from everflow.topology.idle_sources import IdleSource, idle_sources, sources_of
@@ -266,6 +267,8 @@ class StatefulOp:
     """The slots of each input: one, or a join's left and right."""
     output: int
     where: str | None
+    clock: str
+    """Under which name its stream time is kept (`clock_names`)."""
     together: tuple[str, ...] = ()
     """It and all processors that share stores with it, as a record reaches them; or empty."""
     links: tuple[Link, ...] = ()
@@ -563,6 +566,7 @@ class _Planner:
     def __init__(self, topology: Graph, subtopology_of: Mapping[str, int], app: str) -> None:
         self._topology = topology
         self._sub = subtopology_of
+        self._clocks = clock_names(topology)
         self._app = app
         self._together = together(topology)
         self._idle = idle_sources(topology, app)
@@ -729,6 +733,7 @@ class _Planner:
             sides=sides,
             output=out,
             where=node.where,
+            clock=self._clocks[node.name],
             together=group,
             links=links,
             idle=self._idle_names(node),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -239,6 +239,40 @@ def gone_in(last: Mapping[str, Kept]) -> frozenset[str]:
     """Entries, of `newest` ones, that the program no longer had."""
     kept = last.get(_GONE, "")
     return frozenset(kept.split("\n") if isinstance(kept, str) and kept else ())
+
+
+def never_read(
+    subs: SubTopologies,
+    found: Iterable[Mapping[str, Kept]],
+    read: Collection[str],
+    existing: Collection[str],
+    application_id: str,
+) -> dict[int, tuple[list[str], list[str]]]:
+    """Sub-topologies none of whose topics a program has read, by number: their ``existing``
+    changelogs, and these topics, by full names. Empty where nothing was processed yet. ``found``:
+    beside committed offsets; ``read``: topics with such. What a program is known to have read has
+    lost its offsets: that is another matter."""
+    texts = [one for one in found if one]
+    if not texts:
+        return {}
+    prefix = f"{application_id}-"
+    known = {*read}
+    for topics in (topic for one in texts for topic in (reads_in(one) or {}).values()):
+        known |= {re.sub(r"^\*", prefix, topic) for topic in topics}
+    return {
+        sub.index: (logs, list(sub.inputs(application_id)))
+        for sub in subs.subtopologies
+        if not known.intersection(sub.inputs(application_id))
+        and (
+            logs := [
+                store.changelog_topic(application_id)
+                for store in sub.stores
+                if store.logging
+                and store.source_topic is None
+                and store.changelog_topic(application_id) in existing
+            ]
+        )
+    }
 
 
 def topics_in(found: Iterable[Mapping[str, Kept]]) -> dict[str, frozenset[str]]:

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from everflow import Topology
+from everflow import StreamsBuilder, TimeWindows, Topology, serdes
 from everflow.cli import app as commands
-from everflow.errors import StoreLayoutError
+from everflow.errors import InternalTopicError, StoreLayoutError
+from everflow.topology.compatibility import Effect, changes, effect_of
+from everflow.topology.program_facts import facts_of
+from everflow.topology.subtopologies import cut
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
@@ -116,3 +119,58 @@ def test_a_program_is_checked_against_an_application_that_has_stopped(
         cluster.write(source, [text("w1", "v", 9_500, 2)])
         app.until_processed(streams, source, between)
     assert cluster.longs(programs.output)[b"w1"] == 8 + 2
+
+
+def _per_window(cluster: Cluster, source: str, output: str, *, shifted: bool) -> Topology:
+    builder = StreamsBuilder()
+    read = builder.stream(source, key=serdes.string(), value=serdes.string())
+    if shifted:
+        read = read.filter(lambda key, value: True)
+    windows = TimeWindows.of_size("10 ms")
+    counts = read.group_by_key().windowed_by(windows).count(store="counts").to_stream()
+    counts.map(lambda key, value: (str(key.start), value), returns=("string", "bigint")).to(output)
+    return builder.build()
+
+
+def test_what_is_late_is_known_behind_an_operator_that_was_inserted(
+    app: Application, cluster: Cluster
+) -> None:
+    """The generated name of the window's node shifts: its stream time is kept by the store's."""
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    old = _per_window(cluster, source, output, shifted=False)
+    new = _per_window(cluster, source, output, shifted=True)
+    found = changes(facts_of(cut(old)), facts_of(cut(new)))
+    assert effect_of(found) is Effect.BOUNCE
+    cluster.write(source, [text("w", "v", at) for at in (1_000, 2_000)])
+    app.run_through(old, source)
+    cluster.write(source, [text("w", "late", 1_001), text("w", "v", 2_001)])
+    app.run_through(new, source)
+    assert cluster.longs(output) == {b"1000": 1, b"2000": 2}
+
+
+def test_state_does_not_go_on_with_a_topic_that_was_never_read(
+    app: Application, cluster: Cluster
+) -> None:
+    """A store that was counted from the input, and is to be counted from a topic in between."""
+    source, output = cluster.topic("in"), cluster.topic("out")
+
+    def counted(*, again: bool) -> Topology:
+        builder = StreamsBuilder()
+        read = builder.stream(source, key=serdes.string(), value=serdes.string())
+        read = read.repartition(name="again") if again else read
+        read.group_by_key().count(store="counts").to_stream().to(output)
+        return builder.build()
+
+    old, new = counted(again=False), counted(again=True)
+    assert effect_of(changes(facts_of(cut(old)), facts_of(cut(new)))) is Effect.MIGRATION
+    cluster.write(source, [text("w", "v", 1_000)])
+    app.run_through(old, source)
+    before = cluster.topics()
+    for allowed in (False, True):
+        with pytest.raises(InternalTopicError) as refused:
+            app.instance(new, create_new_topics=allowed).start()
+        assert "everflow migrate" in str(refused.value)
+    assert cluster.topics() == before
+    cluster.write(source, [text("w", "v", 2_000)])
+    app.run_through(old, source)
+    assert cluster.longs(output) == {b"w": 2}

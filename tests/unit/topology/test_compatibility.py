@@ -7,30 +7,27 @@ from typing import Any
 import pytest
 
 from everflow import Materialized, StreamsBuilder, TimeWindows, Topology, TopologyError, agg, serdes
-from everflow.cli.check import _on_cluster
+from everflow.cli.check import facts_on_cluster
 from everflow.errors import StoreLayoutError
 from everflow.records import TopicPartition
 from everflow.topology.compatibility import (
     Change,
     Effect,
-    ProgramFacts,
     changes,
     effect_of,
-    facts_of,
-    from_json,
     layouts_to_keep,
     lines_of,
     report,
     report_json,
     require_read,
     retyped,
-    to_json,
 )
 from everflow.topology.known_programs import (
     difference_of_lines,
     facts_of_application,
     facts_of_lines,
 )
+from everflow.topology.program_facts import ProgramFacts, facts_of, from_json, to_json
 from everflow.topology.store_layouts import Kept, fingerprint, kept_text
 from everflow.topology.store_layouts import from_json as layouts_from_json
 from everflow.topology.subtopologies import cut
@@ -133,6 +130,11 @@ GRAVE: dict[str, tuple[Build, Build, set[tuple[Effect, str, str]]]] = {
     ),
     "the partitions of a repartition topic": (
         counted(partitions=4),
+        counted(partitions=8),
+        {(Effect.MIGRATION, "partitions", "by-a-repartition")},
+    ),
+    "partitions that only one program says": (
+        counted(),
         counted(partitions=8),
         {(Effect.MIGRATION, "partitions", "by-a-repartition")},
     ),
@@ -257,7 +259,9 @@ def application(
 
 def on_cluster(*builds: Build, **topics: int) -> ProgramFacts:
     there = {"in": 2, **topics}
-    return _on_cluster(program(*builds), application_id="shop", topics=there, optimization="none")
+    return facts_on_cluster(
+        program(*builds), application_id="shop", topics=there, optimization="none"
+    )
 
 
 INTERNAL = {"shop-by-a-repartition": 2, "shop-counts-changelog": 2}
