@@ -94,9 +94,7 @@ def stream_times() -> str:
                     for one in asked
                 }
             )
-            kept = {name: ms for of in driver._stream_times.values() for name, ms in of.items()}
-            names = {op.name: op.clock for op in driver._plan.stateful}
-            times = {node: kept[name] for node, name in names.items() if name in kept}
+            times = {node: ms for of in driver._stream_times.values() for node, ms in of.items()}
             for which, program in programs.items():
                 mine = list(program.nodes & times.keys())
                 own = [node for node in mine if not node.startswith("KTABLE-SOURCE")] or mine

@@ -19,7 +19,6 @@ from everflow.serdes import JsonSerde, PackedSerde, Serde
 from everflow.serdes.arrow_types import type_text
 from everflow.state.store import StoreSpec
 from everflow.topology.compatibility import paired_subtopologies, same_nodes
-from everflow.topology.graph import clock_of
 from everflow.topology.store_layouts import layout_of, serde_words
 
 
@@ -180,9 +179,7 @@ def planned(old: Program, new: Program, asked: Asked = Asked()) -> MigrationPlan
         fresh=_fresh(old, new, was),
         left=tuple(sorted(old.stores.keys() - set(was.values()))),
         subtopologies={after: before for before, after in pairs.items()},
-        # A time of an earlier release is kept under the name of a node, not of its store.
-        clocks=same_nodes(old.facts, new.facts, names)
-        | {clock_of(before): clock_of(after) for before, after in names.items()},
+        clocks=same_nodes(old.facts, new.facts, names),
         digest=blake2b(what.encode(), digest_size=8).hexdigest(),
     )
 

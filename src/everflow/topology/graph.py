@@ -7,10 +7,8 @@ knows neither Spark nor stores.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, replace
-from hashlib import blake2b
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -548,21 +546,6 @@ class StatefulNode(Node):
         if not hasattr(operator, "emit_every_update"):
             return self
         return replace(self, operator=replace(operator, emit_every_update=True))
-
-
-def clock_names(graph: Graph) -> dict[str, str]:
-    """By the names of stateful nodes, under which names their stream times are kept: `clock_of`
-    their first stores, for names of nodes may be generated, and shift when an operator is inserted
-    before; of a node without a store of its own, the node's."""
-    nodes = [node for node in graph.nodes if isinstance(node, StatefulNode)]
-    users = Counter(store.name for node in nodes for store in node.stores)
-    own = {n.name: [one.name for one in n.stores if users[one.name] == 1] for n in nodes}
-    return {name: clock_of(stores[0]) if stores else name for name, stores in own.items()}
-
-
-def clock_of(store: str) -> str:
-    """Short, for all of a task stand beside each offset."""
-    return "#" + blake2b(store.encode(), digest_size=4).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,14 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from everflow.errors import TopologyError
-from everflow.topology.graph import (
-    Graph,
-    Node,
-    SinkNode,
-    SourceNode,
-    StatefulNode,
-    clock_names,
-)
+from everflow.topology.graph import Graph, Node, SinkNode, SourceNode, StatefulNode
 from everflow.topology.subtopologies import SubTopology, cut
 
 
@@ -97,16 +90,15 @@ _Idle = Mapping[str, Mapping[str, IdleSource]]
 def bytes_for_layouts(graph: Graph) -> int:
     """The bytes that every task of the program leaves."""
     idle = idle_sources(graph, "")
-    clocks = clock_names(graph)
-    taken = max((_times_bytes(sub, idle, clocks) for sub in cut(graph).subtopologies), default=0)
+    taken = max((_times_bytes(sub, idle) for sub in cut(graph).subtopologies), default=0)
     return max(0, MOST_BYTES - OTHERS_BYTES - taken)
 
 
 def require_metadata_fits(graph: Graph) -> None:
     """TopologyError where the stream times of a task do not fit, with the cure."""
-    idle, clocks = idle_sources(graph, ""), clock_names(graph)
+    idle = idle_sources(graph, "")
     for sub in cut(graph).subtopologies:
-        taken = _times_bytes(sub, idle, clocks)
+        taken = _times_bytes(sub, idle)
         if taken + OTHERS_BYTES <= MOST_BYTES:
             continue
         stateful = [node for node in sub.nodes if isinstance(node, StatefulNode)]
@@ -114,21 +106,20 @@ def require_metadata_fits(graph: Graph) -> None:
             f"sub-topology {sub.index} has {len(stateful)} operators with a state; their stream "
             f"times are kept beside its committed offsets, take {taken:,} bytes there, and brokers "
             f"take {MOST_BYTES:,}. Cut the sub-topology in two: send a stream before some of them "
-            f"through repartition(name=...)",
+            f"through repartition(name=...); or give the operators short names, name='n1'",
             where=stateful[-1].where,
         )
 
 
-def _times_bytes(sub: SubTopology, idle: _Idle, clocks: Mapping[str, str]) -> int:
-    names = (name for node in sub.nodes for name in _timed(node, idle, clocks))
+def _times_bytes(sub: SubTopology, idle: _Idle) -> int:
+    names = (name for node in sub.nodes for name in _timed(node, idle))
     return sum(len(name.encode()) + _TIME_BYTES for name in names)
 
 
-def _timed(node: Node, idle: _Idle, clocks: Mapping[str, str]) -> list[str]:
+def _timed(node: Node, idle: _Idle) -> list[str]:
     if isinstance(node, SourceNode):
         moved = [one.kept for one in idle.get(node.name, {}).values()]
         return [*node.partition_times().values(), *moved]
     if not isinstance(node, StatefulNode):
         return []
-    clock = clocks[node.name]
-    return [clock, *(f"{clock}/{one}" for one in node.operator.marks)]
+    return [node.name, *(f"{node.name}/{one}" for one in node.operator.marks)]

@@ -45,7 +45,6 @@ from everflow.topology.graph import (
     TimeFunction,
     TimestampExtractor,
     UnnestNode,
-    clock_names,
     input_name,
 )
 from everflow.topology.idle_sources import IdleSource, idle_sources, sources_of
@@ -267,8 +266,6 @@ class StatefulOp:
     """The slots of each input: one, or a join's left and right."""
     output: int
     where: str | None
-    clock: str
-    """Under which name its stream time is kept (`clock_names`)."""
     together: tuple[str, ...] = ()
     """It and all processors that share stores with it, as a record reaches them; or empty."""
     links: tuple[Link, ...] = ()
@@ -566,7 +563,6 @@ class _Planner:
     def __init__(self, topology: Graph, subtopology_of: Mapping[str, int], app: str) -> None:
         self._topology = topology
         self._sub = subtopology_of
-        self._clocks = clock_names(topology)
         self._app = app
         self._together = together(topology)
         self._idle = idle_sources(topology, app)
@@ -733,7 +729,6 @@ class _Planner:
             sides=sides,
             output=out,
             where=node.where,
-            clock=self._clocks[node.name],
             together=group,
             links=links,
             idle=self._idle_names(node),

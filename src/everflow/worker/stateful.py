@@ -489,7 +489,7 @@ class GroupRun:
                         raise damage from damage.__cause__
                     raise
                 for op, mine, result in zip(self.group, inputs, done, strict=True):
-                    of.remember_part(task, op.clock, result)
+                    of.remember_part(task, op.name, result)
                     if isinstance(op.operator, ProcessSpec):
                         for read, updates in zip(op.operator.tables, mine[1:], strict=True):
                             of.remember_updates(task, read, updates)
@@ -537,9 +537,9 @@ def _failure(
     return RecordFailure(record, op.where, error.__cause__ or error)
 
 
-def clock_name(clock: str, method: str) -> str:
-    """Under which a method's last call by the wall clock is kept beside stream times."""
-    return f"{clock}/{method}"
+def clock_name(node: str, method: str) -> str:
+    """Under which a method's last call by the wall clock is kept beside the nodes' stream times."""
+    return f"{node}/{method}"
 
 
 def _remember(tasks: _Tasks, done: TasksResult, stores: TaskStores) -> None:
@@ -557,9 +557,7 @@ def _views(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> _Views:
 
 
 def _times(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> Mapping[int, int]:
-    return {
-        partition: stores.stream_time(task, op.clock, op.name) for partition, task in tasks.items()
-    }
+    return {partition: stores.stream_time(task, op.name) for partition, task in tasks.items()}
 
 
 def _clocks(
@@ -571,8 +569,7 @@ def _clocks(
         return {}  # the wall clock calls behind all records
     return {
         partition: {
-            name: stores.stream_time(task, clock_name(op.clock, name), clock_name(op.name, name))
-            for name in op.operator.marks
+            name: stores.stream_time(task, clock_name(op.name, name)) for name in op.operator.marks
         }
         for partition, task in tasks.items()
     }

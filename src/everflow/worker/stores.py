@@ -159,11 +159,9 @@ class TaskStores(AbstractContextManager["TaskStores"]):
                 self._whole[spec.name] = WholeTable(parts)
         return {spec.name: self._whole[spec.name] for spec in specs}
 
-    def stream_time(self, task: TaskId, clock: str, node: str) -> int:
-        """The operator's observed stream time before this batch, ms; -1 = none yet. Until now it
-        was kept under the name of its ``node``."""
-        times = self.tasks[task].stream_times
-        return times.get(clock, times.get(node, -1))
+    def stream_time(self, task: TaskId, node: str) -> int:
+        """The operator's observed stream time before this batch, ms; -1 = none yet."""
+        return self.tasks[task].stream_times.get(node, -1)
 
     def remember(self, task: TaskId, changes: StoreChanges) -> None:
         view = self._open.get((task, changes.store))
@@ -237,14 +235,14 @@ class PartStores(TaskStores):
     def whole(self, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
         return self._stores.whole(specs)
 
-    def stream_time(self, task: TaskId, clock: str, node: str) -> int:
-        return self._times.get((task, clock), self._stores.stream_time(task, clock, node))
+    def stream_time(self, task: TaskId, node: str) -> int:
+        return self._times.get((task, node), self._stores.stream_time(task, node))
 
-    def remember_part(self, task: TaskId, clock: str, done: TasksResult) -> None:
+    def remember_part(self, task: TaskId, node: str, done: TasksResult) -> None:
         for changes in done.changes.get(task.partition, ()):
             self._parts[task, changes.store].remember(changes)
         if task.partition in done.stream_times:
-            self._times[task, clock] = done.stream_times[task.partition]
+            self._times[task, node] = done.stream_times[task.partition]
 
     def remember_updates(self, task: TaskId, table: JoinedTable, updates: EdgeBatch) -> None:
         changes = shown_changes(table, updates)

@@ -94,9 +94,9 @@ class SinkOutput:
 @dataclass(kw_only=True)
 class StepResult:
     """All effects of one micro-batch, before any of them has happened. ``changes`` are in order;
-    ``consumed`` is the next offset; ``stream_times`` maps task -> name (`clock_names`) -> ms;
-    ``dropped`` node -> reason -> records left out; ``dead_letters`` are undecodable records (key =
-    raw key, value = struct<value, error>)."""
+    ``consumed`` is the next offset; ``stream_times`` maps task -> node -> ms; ``dropped`` node ->
+    reason -> records left out; ``dead_letters`` are undecodable records (key = raw key, value =
+    struct<value, error>)."""
 
     outputs: list[SinkOutput] = field(default_factory=list)
     changes: dict[TaskId, list[StoreChanges]] = field(default_factory=dict)
@@ -125,10 +125,10 @@ class StepResult:
             raise ValueError(f"{op.name} changed its store without a stream time: {missing}")
         for partition, stream_time in done.stream_times.items():
             task = TaskId(op.subtopology, partition)
-            self.stream_times.setdefault(task, {})[op.clock] = stream_time
+            self.stream_times.setdefault(task, {})[op.name] = stream_time
             self.stream_times[task].update(
                 {
-                    clock_name(op.clock, name): ms
+                    clock_name(op.name, name): ms
                     for name, ms in done.clocks.get(partition, {}).items()
                 }
             )

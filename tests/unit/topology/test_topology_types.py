@@ -31,7 +31,7 @@ from everflow.serdes.arrow_types import normal_type, type_text
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.testing import TopologyTestDriver
 from everflow.topology.batches import concat, in_order, readable
-from everflow.topology.graph import clock_names, column_names, same_type
+from everflow.topology.graph import StatefulNode, column_names, same_type
 from everflow.topology.idle_sources import MOST_BYTES, IdleSource, bytes_for_layouts
 from everflow.topology.plan import PhysicalPlan, plan
 from everflow.topology.program import Topology
@@ -161,14 +161,15 @@ def test_anything_else_is_named(given: Any, told: str) -> None:
 MS = 1_764_000_000_000
 
 
-def counted(operators: int, *, cut_at: int | None = None) -> Topology:
+def counted(operators: int, *, cut_at: int | None = None, name: str | None = None) -> Topology:
     """Operators with a state in one sub-topology, or in two."""
     builder = StreamsBuilder()
     stream = builder.stream("in", key=serdes.string(), value=serdes.long())
     for number in range(operators):
         if number == cut_at:
             stream = stream.repartition(name="half")
-        stream.group_by_key().count(store=f"a-store-with-a-long-name-{number}")
+        given = None if name is None else f"{name}{number}"
+        stream.group_by_key().count(store=f"a-store-with-a-long-name-{number}", name=given)
     return builder.build()
 
 
@@ -183,8 +184,8 @@ class Ticking(Processor):
 
 def written(program: Topology, layouts: str) -> str:
     """What stands beside an offset of a program that is one sub-topology."""
-    clocks = clock_names(program).values()
-    return format_metadata("0123456789ab-999-999", dict.fromkeys(clocks, MS), layouts)
+    nodes = [node.name for node in program.nodes if isinstance(node, StatefulNode)]
+    return format_metadata("0123456789ab-999-999", dict.fromkeys(nodes, MS), layouts)
 
 
 @pytest.mark.parametrize("operators", [1, 30, 80])
@@ -196,11 +197,12 @@ def test_times_and_layouts_fit_together(operators: int) -> None:
 
 def test_too_many_operators_in_one_sub_topology_are_refused_with_the_cure() -> None:
     with pytest.raises(
-        TopologyError, match=r"sub-topology 0.*160 operators.*4,096.*repartition\(name="
+        TopologyError, match=r"sub-topology 0.*100 operators.*4,096.*repartition\(name="
     ) as caught:
-        counted(160)
+        counted(100)
     assert "test_topology_types.py" in str(caught.value)
-    counted(160, cut_at=80)
+    counted(100, cut_at=50)
+    counted(100, name="n")
 
 
 def test_the_clocks_of_processors_are_counted() -> None:

@@ -341,8 +341,8 @@ def test_snapshots_are_opened_once_and_closed(shared: frozenset[str], expected: 
         assert found is not None
         assert found[8:] == expected
         assert (
-            stores.stream_time(TaskId(0, 1), "counts", "node"),
-            stores.stream_time(TaskId(0, 1), "sums", "other"),
+            stores.stream_time(TaskId(0, 1), "node"),
+            stores.stream_time(TaskId(0, 1), "other"),
         ) == (7, -1)
         with pytest.raises(KeyError):
             stores.views(TaskId(0, 2), specs)
