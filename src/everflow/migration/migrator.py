@@ -58,8 +58,9 @@ from everflow.protocol.messages import (
 )
 from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.retry import attempting, quietly
+from everflow.topology.store_layouts import TIMES, from_json, newest, program_in
 from everflow.topology.store_layouts import digest as digest_of_lines
-from everflow.topology.store_layouts import from_json, newest, program_in
+from everflow.topology.stream_times import times_now
 from everflow.worker.crash_points import reached
 
 log = logging.getLogger("everflow")
@@ -564,7 +565,9 @@ class Migrator:
         where this switch writes, with the stream times of the tasks that read them."""
         tasks = self.new.tasks()
         times = {
-            tp: dict(parse_metadata(one.metadata).stream_times) for tp, one in committed.items()
+            tp: times_now(kept.stream_times, kept.layouts.get(TIMES), self.old.timed)
+            for tp, one in committed.items()
+            for kept in (parse_metadata(one.metadata),)
         }
         of_tasks = stream_times(self.plan, self.old, self.new, times)
         own = [tp for read in tasks.values() for tp in read if tp.topic in self.new.repartition]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from everflow.serdes.arrow_types import type_text
 from everflow.state.store import StoreSpec
 from everflow.topology.compatibility import paired_subtopologies, same_nodes
 from everflow.topology.store_layouts import layout_of, serde_words
+from everflow.topology.stream_times import node_of
 
 
 class Values(str, Enum):
@@ -427,7 +427,7 @@ def stream_times(
     for task, read in old.tasks().items():
         for name, time_ms in (one for tp in read for one in times.get(tp, {}).items()):
             called = _renamed(name, plan.clocks, new)
-            index = new.places.get(_node_of(called), renumbered.get(task.subtopology))
+            index = new.places.get(node_of(called), renumbered.get(task.subtopology))
             if not called or index is None:
                 continue
             alike = tasks[index] == before[task.subtopology]
@@ -441,17 +441,9 @@ def _numbers_of_tasks(program: Program) -> Counter[int]:
     return Counter(task.subtopology for task in program.tasks())
 
 
-_BEHIND = re.compile("[/+]")
-"""Begins what stands behind a node's name: a method, a topic, a partition of several."""
-
-
-def _node_of(name: str) -> str:
-    return _BEHIND.split(name, maxsplit=1)[0]
-
-
 def _renamed(name: str, clocks: Mapping[str, str], new: Program) -> str:
     """Empty for the time of a node whose name another one has now."""
-    node = _node_of(name)
+    node = node_of(name)
     if node in clocks:
         return clocks[node] + name[len(node) :]
     return "" if node in new.places else name

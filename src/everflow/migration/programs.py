@@ -29,6 +29,7 @@ from everflow.topology.patterns import with_topics
 from everflow.topology.program import Topology
 from everflow.topology.program_facts import ProgramFacts, facts_of
 from everflow.topology.store_layouts import fingerprint, kept_text
+from everflow.topology.stream_times import timed_by
 from everflow.topology.subtopologies import (
     InternalTopics,
     cut,
@@ -58,7 +59,8 @@ class Program:
     """Picklable, as `PickledObjects` are. ``lines``: its fingerprint. ``stores``: with a changelog,
     by name; ``changelogs``: whole name and partitions, of these; ``unlogged``: without one.
     ``inputs``: whole names of topics by sub-topology; ``partitions``: of each; ``fixed``: the tasks
-    of sub-topologies with state (`fixed_tasks`); ``places``: sub-topologies by node. ``forms``: by
+    of sub-topologies with state (`fixed_tasks`); ``places``: sub-topologies by node; ``timed``:
+    `timed_by`. ``forms``: by
     store, with the bytes of windows behind the key by which its partition was chosen; ``inside``:
     the serdes of the records in the entries of one whose bytes are an operator's. ``repartition``:
     whole names; ``spread``: those whose keys are not where Java puts them, and by what.
@@ -76,6 +78,7 @@ class Program:
     partitions: Mapping[str, int]
     fixed: Mapping[int, int]
     places: Mapping[str, int]
+    timed: Mapping[str, str]
     repartition: frozenset[str]
     spread: Mapping[str, str]
     internal: InternalTopics
@@ -170,6 +173,7 @@ def program_of(
         partitions=partitions,
         fixed=fixed,
         places=subs.index_of,
+        timed=timed_by(graph),
         repartition=frozenset(internal.repartition),
         spread=spread,
         internal=internal,

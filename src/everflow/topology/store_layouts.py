@@ -34,6 +34,7 @@ from everflow.serdes.windowed import SessionWindowedSerde, TimeWindowedSerde
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import GlobalTableNode, Graph, SourceNode
 from everflow.topology.partitioners import spread_otherwise
+from everflow.topology.stream_times import timed_by, times_text
 from everflow.topology.subtopologies import SubTopologies, SubTopology
 
 _NAMED_BY_TYPE = (
@@ -130,6 +131,8 @@ _SUB = "*:"
 """Begins an entry that is no topic's: ``*:N``: what sub-topology N reads, a line each."""
 _GONE = "*:gone"
 """Entries of earlier programs, a line each, that the program of this text no longer has."""
+TIMES = "*:times"
+"""Whose the stream times beside the same offset are (`stream_times.times_text`)."""
 
 
 def is_store(entry: str) -> bool:
@@ -143,7 +146,8 @@ def kept_text(
     most_characters: int,
 ) -> str:
     """What is written beside offsets: ``kept``, the stores' layouts, and, where there is room, the
-    digests of the program and of its repartition topics, and what its sub-topologies read.
+    digests of the program and of its repartition topics, whose the stream times are, and what its
+    sub-topologies read.
     ``found``: beside the offsets of before. Empty as `to_text`."""
     texts = list(found)
     last, words = newest(texts), repartition_words(subs.topology)
@@ -157,12 +161,18 @@ def kept_text(
     gone = [*(kept.keys() - own), *(f"{_TOPIC}{name}" for name in earlier)]
     if gone:
         topics[_GONE] = "\n".join(sorted(gone))
+    times: dict[str, Kept] = {TIMES: times_text(timed_by(subs.topology))}
     reads = {f"{_SUB}{sub.index}": "\n".join(reads_of(sub)) for sub in subs.subtopologies}
-    whole = _json({**kept, **program, **topics, **reads})
+    whole = _json({**kept, **program, **topics, **times, **reads})
     if len(whole) <= most_characters:
         return whole
     names = {entry: "" for entry in topics if not entry.startswith(_SUB)}
-    shorter: list[dict[str, Kept]] = [{**program, **topics}, {**program, **names}, {}]
+    shorter: list[dict[str, Kept]] = [
+        {**program, **topics, **times},
+        {**program, **topics},
+        {**program, **names},
+        {},
+    ]
     texts_of = (to_text({**kept, **less}, most_characters) for less in shorter)
     return next(filter(None, texts_of), "")
 

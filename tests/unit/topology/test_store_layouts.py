@@ -36,6 +36,7 @@ from everflow.topology.store_layouts import (
     to_text,
     topics_in,
 )
+from everflow.topology.stream_times import timed_by, times_text
 from everflow.topology.subtopologies import cut
 from unit.builders import store_spec
 
@@ -384,6 +385,7 @@ def test_a_program_its_repartition_topics_and_its_inputs_are_kept() -> None:
         "*": digest(fingerprint(cut(topology))),
         "*:0": "in",
         "*:1": "*by-words-repartition",
+        "*:times": times_text(timed_by(topology)),
         "*by-words-repartition": digest(("string", "string")),
         "counts": StoreLayout("key_value", "string", "bigint (count)"),
     }

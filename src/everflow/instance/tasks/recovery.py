@@ -32,6 +32,8 @@ from everflow.protocol.messages import FILLED, GONE, mark_in, parse_metadata
 from everflow.records import CommittedOffset, Offsets, TaskId, TopicPartition
 from everflow.retry import StoppedError, attempting
 from everflow.setting_checks import reset_duration_ms
+from everflow.topology.store_layouts import TIMES
+from everflow.topology.stream_times import times_now
 from everflow.worker import crash_points
 
 log = logging.getLogger("everflow")
@@ -109,6 +111,8 @@ class Recovery:
     timeout_ms: float
     stop: threading.Event
     new_incarnation: Callable[[], str]
+    timed: Mapping[str, str] = field(default_factory=dict)
+    """`timed_by` of the program."""
 
     def recover(
         self,
@@ -290,7 +294,9 @@ class Recovery:
                 at = spans[tp][0] if later else self._reset(tp, spans[tp], "no committed offset")
                 task.positions[tp] = started[tp] = at
                 continue
-            for node, time_ms in parse_metadata(found.metadata).stream_times.items():
+            kept = parse_metadata(found.metadata)
+            times = times_now(kept.stream_times, kept.layouts.get(TIMES), self.timed)
+            for node, time_ms in times.items():
                 task.stream_times[node] = max(time_ms, task.stream_times.get(node, -1))
             start, end = spans[tp]
             if start <= found.offset <= end:
