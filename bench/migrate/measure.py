@@ -215,8 +215,16 @@ class Trial:
         )
         return Sent(told["records"], self.plan.keys, self.plan.rate)
 
-    def drain(self, alive: Sequence[RunningSystem]) -> None:
-        """Until no output came for a while."""
+    def drain(self, alive: Sequence[RunningSystem], sent: Sent, since_s: float = 0.0) -> None:
+        """Until there is an update of each record since then, and no output came for a while. What
+        does not come in time is told by the verdict."""
+        until_s = time.time() + DRAIN_S
+
+        def all_there() -> bool:
+            there = sum(one.at_s > since_s for one in self.sums())
+            return there >= sent.records or time.time() > until_s
+
+        self.wait("an update of each record", all_there, DRAIN_S + 60.0, alive)
 
         def quiet() -> bool:
             newest = max((seen[-1].at_s for seen in (self.sums(), self.pairs()) if seen), default=0)
@@ -378,7 +386,7 @@ def _grown(trial: Trial) -> Figures:
     trial.watch(trial.plan.after_s + 10.0, [old])  # it notices within ten seconds
     end_s = time.time()
     sent = trial.sent(sender)
-    trial.drain([old])
+    trial.drain([old], sent)
     trial.require_right(sent)
     gap = trial.worst_gap(grown_s, end_s)
     found = _judged(trial, _steady(trial, steady_s, grown_s), gap, grown_s, 0.0)
@@ -402,7 +410,7 @@ def _migrated(trial: Trial) -> Figures:
     trial.watch(plan.after_s, [new])
     memory["new"] = tree_memory_mib(new.pid)
     sent = trial.sent(sender)
-    trial.drain([new])
+    trial.drain([new], sent)
     for use in (of_old, of_new):
         use.stop()
     trial.require_right(sent)
@@ -528,7 +536,7 @@ def _reset(trial: Trial) -> Figures:
     trial.watch(trial.plan.after_s + (running_s - steady_s) / 2, [new])
     end_s = time.time()
     sent = trial.sent(sender)
-    trial.drain([new])
+    trial.drain([new], sent, reset_s)
     trial.require_right(sent, once=False)
     gap = trial.worst_gap(begin_s, end_s)
     print(
