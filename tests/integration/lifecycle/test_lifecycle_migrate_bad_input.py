@@ -11,10 +11,8 @@ from pyspark.sql import SparkSession
 
 from chaos.rounds.surroundings import SmallDisk
 from everflow.errors import MigrationError
-from everflow.migration.copying import SENT
 from everflow.migration.migrator import CAUGHT_UP, CREATED, FOLLOWED, MARKED, SWITCHING
 from everflow.testing import wait_until
-from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.kafka_proxy import KafkaProxy
 from integration.lifecycle.lifecycle_cluster import Cluster, text, until_failed, until_running
 from integration.lifecycle.migrating import Migration
@@ -29,8 +27,6 @@ again.group_by_key().windowed_by(TimeWindows.of_size_and_grace("10 seconds", "0 
 """
 RENAMED = COUNTS.replace('"counts"', '"totals"')
 FULL_MB = 24
-BROKER_MB = 160
-"""Indexes of segments are files with holes, but the broker writes its own topics, too."""
 
 
 @pytest.fixture
@@ -223,41 +219,3 @@ def test_a_commit_on_its_way_of_a_killed_migrator_is_over_before_the_next_call_l
         found.words(20)
         found.after.until_processed(new, found.source, f"{found.after.id}-{between}")
     found.require_counted_once()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_full_disk_of_the_broker_in_the_middle_of_the_copy(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    if not SmallDisk.possible(tmp_path):
-        pytest.skip("no leave to mount a tmpfs")
-    with (
-        closing(SmallDisk(tmp_path / "disk", BROKER_MB)) as disk,
-        EmbeddedBroker(disk.path / "broker") as broker,
-        closing(Cluster(broker.bootstrap_servers, "full")) as cluster,
-        closing(Migration(cluster, tmp_path, COUNTS, RENAMED)) as found,
-    ):
-        found.words(60)
-        between = f"{found.before.id}-again-repartition"
-        with found.old_running("again") as old:
-            found.arm(SENT)
-            found.launch("--instances", "0", "--set", "task.timeout.ms=20000")
-            found.until_reached(SENT)
-            disk.fill()
-            found.go(SENT)
-            assert found.until_ended() == 1, found.said()
-            assert "EF-" in found.said()
-            wait_until(lambda: not broker.running, 60.0, "the broker to give up its disk")
-            disk.empty()
-            broker.start()
-            found.words(60)
-            found.before.until_processed(old, found.source, between)
-            found.require_counted_once()
-            found.launch("--instances", "0")
-            found.until_switched()
-            until_failed(old)
-        with found.after.running(found.topology(RENAMED)) as new:
-            found.words(20)
-            found.after.until_processed(new, found.source, f"{found.after.id}-again-repartition")
-        found.require_counted_once()
