@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import count
 
 from oracle.programs import NESTED, Node, Program
 from oracle.settled import GRACE_MS, DrawSettled
@@ -117,7 +118,10 @@ class Changed:
     def new(self, what: str) -> str:
         """A name that is not taken."""
         first = self.program.nodes[0]["id"]
-        return f"{first[: first.rindex('n')]}{what}{len(self.program.nodes)}x"
+        taken = {str(value) for node in self.program.nodes for value in node.values()}
+        numbers = count(len(self.program.nodes))
+        names = (f"{first[: first.rindex('n')]}{what}{number}x" for number in numbers)
+        return next(name for name in names if name not in taken)
 
     def put(self, node: Node, at: int | None = None) -> str:
         self.program.nodes.insert(len(self.program.nodes) if at is None else at, node)
@@ -575,12 +579,12 @@ ALONE: dict[str, Change] = {"an input grown otherwise": _grow_otherwise, "a bran
 
 
 def changed_by(
-    program: Program, drawn: random.Random, kinds: dict[str, Change], count: int
+    program: Program, drawn: random.Random, kinds: dict[str, Change], most: int
 ) -> Changed:
     """One with so many of these changes."""
     changed = Changed(deepcopy(program))
     for kind in drawn.sample(sorted(kinds), len(kinds)):
-        if len(changed.kinds) == count:
+        if len(changed.kinds) == most:
             break
         before = deepcopy(changed)
         if kinds[kind](changed, drawn):
