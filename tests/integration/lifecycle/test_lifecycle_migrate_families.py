@@ -181,9 +181,10 @@ def carried(cluster: Cluster, spark: SparkSession, tmp_path: Path) -> Iterator[M
 
 
 SHORT = ("time.md", "joins-in-time.md")
+OTHERS = [one for one in PAGES if one not in SHORT]
 PARTS = [
     pytest.param(SHORT, id="in-time"),
-    pytest.param([one for one in PAGES if one not in SHORT], marks=pytest.mark.slow, id="others"),
+    pytest.param(OTHERS, marks=pytest.mark.slow, id="others"),
 ]
 
 
@@ -202,12 +203,14 @@ def test_renamed_stores_of_every_kind_go_on_behind_one_more_operator(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("partitions", [6, 8])
+@pytest.mark.timeout(1_200)
+@pytest.mark.parametrize(
+    ("partitions", "pages"), [(6, SHORT), (8, OTHERS)], ids=["in-time", "others"]
+)
 def test_stores_of_every_kind_are_spread_over_more_partitions(
-    carried: Make, partitions: int
+    carried: Make, partitions: int, pages: Sequence[str]
 ) -> None:
-    found = carried(list(PAGES), 4, partitions)
+    found = carried(list(pages), 4, partitions)
     shown = found.carried()
     results, stores = found.wanted
     assert {name: sorted(map(repr, one)) for name, one in shown.items()} == {
