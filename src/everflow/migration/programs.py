@@ -136,13 +136,6 @@ def program_of(
         if store.logging
     }
     graph = subs.topology
-    spread = {
-        f"{application_id}-{name}": partitioner_name(by)
-        for name, by in key_partitioners(graph).items()
-        if by != MURMUR2
-    }
-    by_record = {one.name for one in graph.repartition_topics} - key_partitioners(graph).keys()
-    spread |= {f"{application_id}-{name}": "a function of the record" for name in by_record}
     stateful = [node for node in graph.nodes if isinstance(node, StatefulNode)]
     kept = layouts_to_keep(application_id, graph, [])
     return Program(
@@ -175,10 +168,20 @@ def program_of(
         places=subs.index_of,
         timed=timed_by(graph),
         repartition=frozenset(internal.repartition),
-        spread=spread,
+        spread={f"{application_id}-{name}": by for name, by in _spread(graph).items()},
         internal=internal,
         layouts=kept_text(kept, subs, [], bytes_for_layouts(graph)),
     )
+
+
+def _spread(graph: Graph) -> dict[str, str]:
+    """By what repartition topics have their keys, of those that Java would put elsewhere."""
+    known = key_partitioners(graph)
+    by_record = {one.name for one in graph.repartition_topics} - known.keys()
+    return {
+        **{name: partitioner_name(by) for name, by in known.items() if by != MURMUR2},
+        **dict.fromkeys(by_record, "a function of the record"),
+    }
 
 
 def form_of(node: StatefulNode, at: int) -> Form:

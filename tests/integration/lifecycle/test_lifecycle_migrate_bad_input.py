@@ -97,7 +97,7 @@ def test_an_instance_with_a_full_disk_says_so_and_is_waited_for(
             assert found.process.poll() is None, "it waits for an instance that follows"
             disk.empty()
             found.until_switched()
-            wait_until(lambda: found._runs(new), 60.0, "tasks of the new version")
+            wait_until(lambda: found.runs(new), 60.0, "tasks of the new version")
             found.write([text(first, "v", 9_001, 0)])
             found.after.until_processed(new, found.source, f"{found.after.id}-{between}")
     wanted = {record.key: 1 for record in sent} | {sent[0].key: 3}
