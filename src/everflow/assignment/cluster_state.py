@@ -101,15 +101,24 @@ def holding(
     assignment: Assignment, held: Collection[TaskId], tasks: Mapping[TaskId, TaskInfo]
 ) -> Assignment:
     """The assignment without ``held`` tasks (note 067): who would run one warms it up, if it has
-    state, and so says again and again how far it is; its present owner gives it up."""
+    state, and so says again and again how far it is; its present owner gives it up. No
+    rebalance follows but for other tasks on their way: it would move the generation on under the
+    migrator, which may lead, and knows no lags."""
+    if not held:
+        return assignment
     active, warmup = dict(assignment.active), dict(assignment.warmup)
     for member_id, own in assignment.active.items():
         stopped = own.intersection(held)
         active[member_id] = own - stopped
         followed = frozenset(task for task in stopped if tasks[task].stateful)
         warmup[member_id] = warmup.get(member_id, frozenset()) | followed
+    withheld = assignment.withheld.difference(held)
     return replace(
-        assignment, active=active, warmup=warmup, withheld=assignment.withheld.difference(held)
+        assignment,
+        active=active,
+        warmup=warmup,
+        withheld=withheld,
+        followup_ms=assignment.followup_ms if withheld else None,
     )
 
 

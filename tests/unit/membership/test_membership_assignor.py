@@ -25,6 +25,7 @@ from everflow.assignment.cluster_state import (
     ClusterState,
     Member,
     TaskInfo,
+    holding,
 )
 from everflow.assignment.user_data import (
     LATEST_VERSION,
@@ -797,3 +798,18 @@ def test_a_member_asks_to_hold_tasks_from_its_next_join_on() -> None:
     assert decode(one.user_data()).held == frozenset()
     one.held = frozenset({TASK_0, TASK_2})
     assert decode(one.user_data()).held == {TASK_0, TASK_2}
+
+
+def test_while_tasks_are_held_no_rebalance_follows_but_for_others_on_their_way() -> None:
+    tasks = {task: TaskInfo(task, (), stateful=True) for task in (TASK_0, TASK_1)}
+    moving = Assignment(
+        active={"x": frozenset({TASK_0})},
+        withheld=frozenset({TASK_1}),
+        movements=1,
+        followup_ms=0,
+    )
+    assert holding(moving, {TASK_0}, tasks).followup_ms == 0
+    assert holding(moving, {TASK_0, TASK_1}, tasks).followup_ms is None
+    later = Assignment(active={"x": frozenset({TASK_0})}, movements=1, followup_ms=5_000)
+    assert holding(later, {TASK_0}, tasks).followup_ms is None
+    assert holding(later, (), tasks) is later
