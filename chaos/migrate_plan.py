@@ -98,7 +98,8 @@ def deal(seed: int) -> list[Round]:
 
 def _go_together(one: Strike, two: Strike) -> bool:
     """A point is reached once in a migration; nothing follows one that is given up; and behind the
-    switch no migrator is called that could be killed again."""
+    switch no migrator is called that could be killed again. An instance that was killed may come
+    back behind the switch, and then has nothing to see."""
     first, second = sorted((one, two), key=lambda strike: POINTS.index(strike.point))
     late = (COMMIT_SENT, *BEHIND)
     return not (
@@ -106,4 +107,5 @@ def _go_together(one: Strike, two: Strike) -> bool:
         or {first.point, second.point} == {SWITCHING, COMMIT_SENT}
         or (first.point not in late and first.then != AGAIN)
         or (first.victim == second.victim == MIGRATOR and first.point in late)
+        or (first.victim == NEW and second.point == SWITCH_SEEN)
     )
