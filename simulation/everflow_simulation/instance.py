@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -229,7 +228,6 @@ class SimulatedPorts:
             timeout_ms=min(world.settings.task_timeout_ms, ATTEMPT_MS),
             stop=stop,
             new_incarnation=self.new_incarnation,
-            timed=defaultdict(lambda: {"node": "counts"}),
         )
 
     def open_job(self, thread: int) -> SimulatedJob:

@@ -66,7 +66,7 @@ from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.patterns import TopicGrowth, growth, pattern_sources, why_not_grown
 from everflow.topology.store_layouts import serde_words
-from everflow.topology.stream_times import timed_of_parts
+from everflow.topology.stream_times import timed_by
 from everflow.worker.crash_points import SWITCH_SEEN, reached
 from everflow.worker.failures import UndecodableRecord
 from everflow.worker.letters import GlobalRecords
@@ -659,7 +659,7 @@ class ClusterPorts:
             timeout_ms=min(config.task_timeout_ms, ATTEMPT_MS),
             stop=stop,
             new_incarnation=new_incarnation,
-            timed=timed_of_parts(blueprint.topology),
+            timed=timed_by(blueprint.topology),
         )
 
     def wired(self, instance: Instance) -> None:

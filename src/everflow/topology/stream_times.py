@@ -10,12 +10,11 @@ it, and then the names are those of the program that ran last, as before.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from hashlib import blake2b
 
 from everflow.topology.graph import Graph, SourceNode, StatefulNode
-from everflow.topology.subtopologies import cut
 
 _BEHIND = re.compile("[/+]")
 """Begins what stands behind a node's name: a method, a topic, a partition of several."""
@@ -28,28 +27,20 @@ def node_of(name: str) -> str:
 
 
 def timed_by(graph: Graph) -> dict[str, str]:
-    """What names nodes with a time for good, by their names: the first store that no other node
-    uses, what a source reads, else the name itself."""
+    """What names nodes for good, by their names: the first store that no other node uses, or what
+    a source reads. Nodes without either go by their names."""
     stateful = [node for node in graph.nodes if isinstance(node, StatefulNode)]
     users = Counter(store.name for node in stateful for store in node.stores)
     found = {}
     for node in stateful:
         own = [store.name for store in node.stores if users[store.name] == 1]
-        found[node.name] = own[0] if own else f"node {node.name}"
+        if own:
+            found[node.name] = own[0]
     for source in graph.nodes:
         if isinstance(source, SourceNode):
             pattern = source.reading.pattern
             read = "\n".join(source.topics) if pattern is None else pattern.pattern
             found[source.name] = f"{source.kind} {read}"
-    return found
-
-
-def timed_of_parts(graph: Graph) -> dict[int, dict[str, str]]:
-    """`timed_by`, by sub-topology."""
-    found, timed = defaultdict[int, dict[str, str]](dict), timed_by(graph)
-    for node, index in cut(graph).index_of.items():
-        if node in timed:
-            found[index][node] = timed[node]
     return found
 
 
@@ -60,10 +51,10 @@ def times_text(timed: Mapping[str, str]) -> str:
 
 def times_now(found: Mapping[str, int], text: object, timed: Mapping[str, str]) -> dict[str, int]:
     """Stream times (ms) by the names of this program. ``found``: by those of the program that wrote
-    ``text``; ``timed``: of `timed_by`, what this one keeps. Times of others are left out: beside an
-    offset is room for those of one program (`idle_sources.require_metadata_fits`)."""
+    ``text``; ``timed``: `timed_by` of this one. The time of a node that is gone goes on under its
+    name, unless that is another node's now."""
     if not isinstance(text, str) or not text:
-        return {name: time_ms for name, time_ms in found.items() if node_of(name) in timed}
+        return dict(found)
     pairs = [text[at : at + 2 * _EACH] for at in range(0, len(text), 2 * _EACH)]
     was = {pair[_EACH:]: pair[:_EACH] for pair in pairs}
     now = {_hash(what): node for node, what in timed.items()}
@@ -73,6 +64,8 @@ def times_now(found: Mapping[str, int], text: object, timed: Mapping[str, str]) 
         here = now.get(was.get(_hash(node), ""))
         if here is not None:
             times[here + name[len(node) :]] = time_ms
+        elif node not in timed:
+            times[name] = time_ms
     return times
 
 

@@ -4,7 +4,7 @@ import json
 
 from everflow import StreamsBuilder, TimeWindows, Topology, serdes
 from everflow.topology.store_layouts import TIMES, from_json, kept_text
-from everflow.topology.stream_times import timed_by, timed_of_parts, times_now, times_text
+from everflow.topology.stream_times import timed_by, times_now, times_text
 from everflow.topology.subtopologies import cut
 
 TEXT = serdes.string()
@@ -56,22 +56,10 @@ def test_a_source_s_time_follows_its_topic() -> None:
 
 def test_without_the_text_of_this_release_names_are_taken_as_they_are() -> None:
     new = timed_by(counted(inserted=True))
-    here = next(iter(new))
-    found = {here: 3, f"{here}/tick": 4, "gone": 5}
     for text in (None, "", ["foreign"]):
-        assert times_now(found, text, new) == {here: 3, f"{here}/tick": 4}
-    assert times_now(found, times_text(new), new) == {here: 3, f"{here}/tick": 4}
-    assert times_now(found, "cut", new) == {}
-
-
-def test_times_of_programs_before_take_no_room() -> None:
-    """Beside an offset is room for those of one program: with what others left, a commit failed."""
-    old = timed_by(counted(inserted=False, stores=("a", "b", "c")))
-    new = counted(inserted=True, stores=("c",))
-    (part,) = timed_of_parts(new).values()
-    now = times_now(dict.fromkeys(old, 7), times_text(old), part)
-    assert now == dict.fromkeys(part, 7)
-    assert sorted(part.values()) == ["c", "stream in-c"]
+        assert times_now({"X-0000000001": 3}, text, new) == {"X-0000000001": 3}
+    assert times_now({"gone": 3}, times_text(new), new) == {"gone": 3}
+    assert times_now({"gone": 3}, "cut", new) == {"gone": 3}
 
 
 def test_the_text_is_beside_offsets_where_there_is_room() -> None:

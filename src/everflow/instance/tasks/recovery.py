@@ -111,8 +111,8 @@ class Recovery:
     timeout_ms: float
     stop: threading.Event
     new_incarnation: Callable[[], str]
-    timed: Mapping[int, Mapping[str, str]]
-    """Of `timed_by`, the nodes of each sub-topology."""
+    timed: Mapping[str, str] = field(default_factory=dict)
+    """`timed_by` of the program."""
 
     def recover(
         self,
@@ -295,8 +295,7 @@ class Recovery:
                 task.positions[tp] = started[tp] = at
                 continue
             kept = parse_metadata(found.metadata)
-            timed = self.timed.get(task.id.subtopology, {})
-            times = times_now(kept.stream_times, kept.layouts.get(TIMES), timed)
+            times = times_now(kept.stream_times, kept.layouts.get(TIMES), self.timed)
             for node, time_ms in times.items():
                 task.stream_times[node] = max(time_ms, task.stream_times.get(node, -1))
             start, end = spans[tp]

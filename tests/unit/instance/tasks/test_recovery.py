@@ -134,7 +134,6 @@ def recovery(
         timeout_ms=timeout_ms,
         stop=threading.Event(),
         new_incarnation=lambda: "inc2",
-        timed={0: {"AGG": "counts"}},
     )
 
 

@@ -53,7 +53,6 @@ class World:
             timeout_ms=10_000,
             stop=threading.Event(),
             new_incarnation=lambda: next(self.incarnations),
-            timed={0: {"A": "counts"}},
         )
         services = ThreadServices(
             open_job=self.open_job,
