@@ -59,9 +59,10 @@ from everflow.protocol.messages import (
 )
 from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.retry import attempting, quietly
+from everflow.topology.idle_sources import fitting, room_beside
 from everflow.topology.store_layouts import TIMES, from_json, newest, program_in
 from everflow.topology.store_layouts import digest as digest_of_lines
-from everflow.topology.stream_times import times_now
+from everflow.topology.stream_times import node_of, times_now
 from everflow.worker.crash_points import reached
 
 log = logging.getLogger("everflow")
@@ -590,7 +591,10 @@ class Migrator:
         batch = f"migrated-{self.plan.digest}"
         rows = []
         for task, read in sorted(tasks.items()):
-            text = format_metadata(batch, of_tasks[task], self.new.layouts)
+            known = [name for name in of_tasks[task] if node_of(name) in self.new.places]
+            room = room_beside(self.new.layouts, known)
+            kept = fitting(of_tasks[task], self.new.places, room)
+            text = format_metadata(batch, kept, self.new.layouts)
             for tp in read:
                 if tp in begins:
                     rows.append((tp.topic, tp.partition, begins[tp], text))
