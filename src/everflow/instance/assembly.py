@@ -64,6 +64,7 @@ from everflow.state.left_out import Chunk, PlacedChunk, as_processed
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
+from everflow.topology.idle_sources import bytes_for_layouts, fitting
 from everflow.topology.patterns import TopicGrowth, growth, pattern_sources, why_not_grown
 from everflow.topology.store_layouts import serde_words
 from everflow.topology.stream_times import timed_by
@@ -660,6 +661,11 @@ class ClusterPorts:
             stop=stop,
             new_incarnation=new_incarnation,
             timed=timed_by(blueprint.topology),
+            fitting=partial(
+                fitting,
+                nodes={node.name for node in blueprint.topology.nodes},
+                room=bytes_for_layouts(blueprint.topology) - len(blueprint.layouts.encode()),
+            ),
         )
 
     def wired(self, instance: Instance) -> None:

@@ -137,6 +137,22 @@ def require_one_version(found: Collection[SeenMember], group: str, topology: str
         )
 
 
+def grown_since(group: str, what: str) -> MigrationError:
+    """Of ``what`` the old version has come to read while it was migrated."""
+    return MigrationError(
+        f"{group} has begun to read {what} since this command was called. Nothing was switched, "
+        f"and the old version goes on. Call everflow migrate again: it goes on with the copy, and "
+        f"carries those offsets, too.",
+        code="EF-MIGRATION-PLAN",
+    )
+
+
+def tasks_of(members: Collection[SeenMember]) -> frozenset[TaskId]:
+    """All that members have, or are given. Pure."""
+    given = (one.answer.active for one in members if one.answer is not None)
+    return frozenset().union(*(one.data.owned for one in members), *given)
+
+
 class Holder:
     """A member that runs nothing. `hold` and `close` belong to one thread; it polls on its own."""
 
@@ -155,6 +171,7 @@ class Holder:
             _NoEnds(),
             dict,
             AssignmentRules(),
+            tasks=program.fixed,
         )
         self._assignor.draining = True  # it gets no task while there is anyone else
         self._settings, self._program = settings, program
@@ -173,6 +190,11 @@ class Holder:
     @property
     def topology(self) -> str:
         return self._assignor.topology
+
+    @property
+    def tasks(self) -> frozenset[TaskId]:
+        """All that the program had as the plan was made."""
+        return frozenset(self._program.tasks())
 
     def hold(self, tasks: Collection[TaskId]) -> None:
         """Ask the group to hold these, and no others; joins it the first time. RetriableError."""
@@ -261,6 +283,8 @@ def await_still(
         found = None if member is None else seen_members(members())
         if member is not None and found and any(one.member_id == member.member_id for one in found):
             require_one_version(found, holder.group, holder.topology)
+            if more := tasks_of(found) - holder.tasks:
+                raise grown_since(holder.group, f"the inputs of the tasks {some(sorted(more))}")
             if stand_still(found, held) and holder.member() == member:
                 return member
             busy = sorted(task for one in found for task in one.data.owned.intersection(held))

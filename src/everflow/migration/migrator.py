@@ -40,6 +40,7 @@ from everflow.migration.holding import (
     SESSION_MS,
     Holder,
     await_still,
+    grown_since,
     near_tasks,
     require_one_version,
     seen_members,
@@ -58,9 +59,10 @@ from everflow.protocol.messages import (
 )
 from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.retry import attempting, quietly
+from everflow.topology.idle_sources import fitting, room_beside
 from everflow.topology.store_layouts import TIMES, from_json, newest, program_in
 from everflow.topology.store_layouts import digest as digest_of_lines
-from everflow.topology.stream_times import times_now
+from everflow.topology.stream_times import node_of, times_now
 from everflow.worker.crash_points import reached
 
 log = logging.getLogger("everflow")
@@ -116,6 +118,8 @@ class Migrator:
     """When it came to each of the points above last, ms since the epoch."""
     _hot: set[TaskId] = field(default_factory=set)
     _ends: Mapping[TopicPartition, int] = field(default_factory=dict)
+    _began: frozenset[TopicPartition] | None = None
+    """What the old group had offsets of at `check`."""
 
     @property
     def transactional_id(self) -> str:
@@ -140,6 +144,7 @@ class Migrator:
                 f"there is nothing to migrate. Is it spelled as its application.id?",
                 code="EF-USAGE",
             )
+        self._began = frozenset(was)
         self._require_not_gone(was)
         if any(of_kafka_streams(one.metadata) for one in was.values()):
             raise MigrationError(
@@ -461,8 +466,9 @@ class Migrator:
         the group has gone on."""
         self._end_writers()
         inputs = sorted(tp for read in self.old.tasks().values() for tp in read)
-        committed = self.admin.committed(self.plan.old, inputs, REQUEST_S)
+        committed = self.admin.committed(self.plan.old, None, REQUEST_S)
         self._require_not_gone(committed)
+        self._require_same_inputs(committed)
         drained = [
             TopicPartition(t, p) for t in self.plan.drained for p in range(self.old.partitions[t])
         ]
@@ -482,6 +488,16 @@ class Migrator:
         self._write_switch(committed, inputs, member, writer, reader)
         self._reached(SWITCHED)
         return counts
+
+    def _require_same_inputs(self, read: Collection[TopicPartition]) -> None:
+        """MigrationError where the old version has ``read`` more than there was as the plan was
+        made: the new one would begin at the first records of that, and count them twice."""
+        known = self.old.partitions
+        came = [tp for tp in read if tp.partition >= known.get(tp.topic, 1 << 31)]
+        if self._began is not None:  # topics that match a pattern
+            came += [tp for tp in read if tp.topic not in known and tp not in self._began]
+        if came:
+            raise grown_since(self.plan.old, some(sorted(came)))
 
     def _require_followers(self) -> None:
         """MigrationError where nobody would go on behind the switch."""
@@ -575,7 +591,10 @@ class Migrator:
         batch = f"migrated-{self.plan.digest}"
         rows = []
         for task, read in sorted(tasks.items()):
-            text = format_metadata(batch, of_tasks[task], self.new.layouts)
+            known = [name for name in of_tasks[task] if node_of(name) in self.new.places]
+            room = room_beside(self.new.layouts, known)
+            kept = fitting(of_tasks[task], self.new.places, room)
+            text = format_metadata(batch, kept, self.new.layouts)
             for tp in read:
                 if tp in begins:
                     rows.append((tp.topic, tp.partition, begins[tp], text))

@@ -10,6 +10,7 @@ from hashlib import blake2b
 
 import pyarrow as pa
 
+from everflow.columns.key_partitions import MURMUR2
 from everflow.errors import MigrationError
 from everflow.logs import counted
 from everflow.migration.programs import Form, Program
@@ -274,6 +275,10 @@ def _move(
     form, window_bytes = old.forms[was]
     if count != wanted and (why := _why_not_spread(count, wanted, form, old, was)):
         return why
+    if why := _why_not_spread_by(_spread_by(old, was), _spread_by(new, name), count != wanted):
+        return why
+    if why := _why_not_hashed(_hashed(old, was), _hashed(new, name), count != wanted):
+        return why
     remarks = []
     if before.retention_ms is not None and after.retention_ms is not None:
         if after.retention_ms < before.retention_ms:
@@ -382,6 +387,52 @@ def _why_not_spread(count: int, wanted: int, form: Form, old: Program, was: str)
     if "spread by" in str(old.facts.stores[was].layout):
         return "its partitions change, and its keys are not spread by murmur2"
     return None
+
+
+def _why_not_spread_by(before: list[str], after: list[str], moves: bool) -> str | None:
+    if before == after and not (before and moves):
+        return None
+    named = ", ".join(sorted({*before, *after}))
+    return (
+        f"its records are spread by a partitioner ({named}) that is another one now, or has "
+        f"another number of partitions, and does not say where an entry belongs"
+    )
+
+
+def _spread_by(program: Program, store: str) -> list[str]:
+    """The functions and Columns by which the records of a store's tasks are spread."""
+    index, prefix = program.facts.stores[store].subtopology, f"{program.application_id}-"
+    topics = () if index is None else program.inputs[index]
+    known = program.facts.repartition
+    found = (
+        known[topic.removeprefix(prefix)].spread
+        for topic in topics
+        if topic in program.spread and topic in program.repartition
+    )
+    return sorted(filter(None, found))
+
+
+def _why_not_hashed(before: set[str], after: set[str], moves: bool) -> str | None:
+    named = f"before: {', '.join(sorted(before))}; now: {', '.join(sorted(after))}"
+    if moves and not all(by.startswith(MURMUR2) for by in after):
+        return f"its partitions change, and its keys are not spread by murmur2 ({named})"
+    if not moves and before != after:
+        return (
+            f"its keys belong to other partitions of as many, as they are spread otherwise "
+            f"({named}). With more partitions, as in .repartition(name='a-name', partitions=...), "
+            f"each entry goes where murmur2 puts its key"
+        )
+    return None
+
+
+def _hashed(program: Program, store: str) -> set[str]:
+    """By what the keys are spread of the topics that a store's tasks read."""
+    index = program.facts.stores[store].subtopology
+    topics = () if index is None else program.inputs[index]
+    return {
+        program.spread.get(topic, program.spread.get(f"{program.application_id}-{topic}", MURMUR2))
+        for topic in topics
+    }
 
 
 def _between(

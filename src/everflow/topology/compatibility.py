@@ -262,6 +262,17 @@ def _repartition(old: ProgramFacts, new: ProgramFacts) -> Iterator[Change]:
                 )
             continue
         yield from _words_changes(name, mine.words, its)
+        if mine.spread != its.spread and _keeps_keys(name, old, new):
+            yield Change(
+                effect=Effect.RESET,
+                kind="repartition topic",
+                name=name,
+                reason="its records are spread by another partitioner: a key that goes to another "
+                "partition than before is no longer where its state is",
+                before=mine.spread or "by key",
+                after=its.spread or "by key",
+                where=its.where,
+            )
         if mine.partitions == its.partitions:
             continue
         if None not in (mine.partitions, its.partitions):
@@ -279,6 +290,14 @@ def _repartition(old: ProgramFacts, new: ProgramFacts) -> Iterator[Change]:
                 after=inputs if its.partitions is None else str(its.partitions),
                 where=its.where,
             )
+
+
+def _keeps_keys(name: str, old: ProgramFacts, new: ProgramFacts) -> bool:
+    """True if two whole programs have a store behind this repartition topic."""
+    if old.nodes is None or not new.subtopologies:
+        return False
+    subs = (new.stores[one].subtopology for one in new.stores.keys() & old.stores.keys())
+    return any(name in new.subtopologies[sub].repartition for sub in subs if sub is not None)
 
 
 def _words_changes(

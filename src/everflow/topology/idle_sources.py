@@ -7,11 +7,12 @@ layouts of the stores, as far as they fit. Brokers refuse a commit with more tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from everflow.errors import TopologyError
 from everflow.topology.graph import Graph, Node, SinkNode, SourceNode, StatefulNode
+from everflow.topology.stream_times import node_of
 from everflow.topology.subtopologies import SubTopology, cut
 
 
@@ -92,6 +93,25 @@ def bytes_for_layouts(graph: Graph) -> int:
     idle = idle_sources(graph, "")
     taken = max((_times_bytes(sub, idle) for sub in cut(graph).subtopologies), default=0)
     return max(0, MOST_BYTES - OTHERS_BYTES - taken)
+
+
+def fitting(times: Mapping[str, int], nodes: Collection[str], room: int) -> dict[str, int]:
+    """``times`` by name, of nodes that the program (``nodes``) no longer has so many as fit into
+    ``room`` bytes: brokers would refuse the whole commit."""
+    found = {}
+    for name, time_ms in sorted(times.items()):
+        if node_of(name) not in nodes:
+            room -= len(name.encode()) + _TIME_BYTES
+            if room < 0:
+                continue
+        found[name] = time_ms
+    return found
+
+
+def room_beside(layouts: str, times: Iterable[str] = ()) -> int:
+    """The bytes that ``layouts`` and these stream times leave of what is beside an offset."""
+    taken = sum(len(name.encode()) + _TIME_BYTES for name in times)
+    return MOST_BYTES - OTHERS_BYTES - len(layouts.encode()) - taken
 
 
 def require_metadata_fits(graph: Graph) -> None:

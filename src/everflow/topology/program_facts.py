@@ -19,6 +19,7 @@ from everflow.serdes.arrow_types import type_text
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
     ColumnExpr,
+    FunctionExpr,
     GlobalTableNode,
     Graph,
     Node,
@@ -62,11 +63,13 @@ class StoreFacts:
 @dataclass(frozen=True, kw_only=True)
 class RepartitionFacts:
     """``words``: of its keys and values, as `serde_words`, or their digest; None where they are not
-    known. ``partitions``: as declared; None: as many as its inputs have. ``gone``: of an earlier
+    known. ``partitions``: as declared; None: as many as its inputs have. ``spread``: the function
+    or Column that chooses each record's partition; empty: its key does. ``gone``: of an earlier
     program."""
 
     words: tuple[str, str] | str | None = None
     partitions: int | None = None
+    spread: str = ""
     where: str | None = None
     gone: bool = False
 
@@ -154,9 +157,17 @@ def reading(reads: Iterable[str], writes: tuple[str, ...] = ()) -> SubTopologyFa
 def repartition_of(graph: Graph) -> dict[str, RepartitionFacts]:
     declared = {topic.name: topic.partitions for topic in graph.repartition_topics}
     words = repartition_words(graph)
+    spread = {
+        str(node.topic): _text(node.partitioner)
+        for node in graph.nodes
+        if isinstance(node, SinkNode) and isinstance(node.partitioner, ColumnExpr | FunctionExpr)
+    }
     return {
         topic: RepartitionFacts(
-            words=words[topic], partitions=declared.get(topic), where=node.where
+            words=words[topic],
+            partitions=declared.get(topic),
+            spread=spread.get(topic, ""),
+            where=node.where,
         )
         for node in graph.nodes
         if isinstance(node, SourceNode) and node.kind == "repartition"

@@ -161,7 +161,7 @@ def kept_text(
     gone = [*(kept.keys() - own), *(f"{_TOPIC}{name}" for name in earlier)]
     if gone:
         topics[_GONE] = "\n".join(sorted(gone))
-    times: dict[str, Kept] = {TIMES: times_text(timed_by(subs.topology))}
+    times: dict[str, Kept] = {TIMES: times_text(timed_by(subs.topology), last.get(TIMES))}
     reads = {f"{_SUB}{sub.index}": "\n".join(reads_of(sub)) for sub in subs.subtopologies}
     whole = _json({**kept, **program, **topics, **times, **reads})
     if len(whole) <= most_characters:

@@ -44,9 +44,13 @@ def timed_by(graph: Graph) -> dict[str, str]:
     return found
 
 
-def times_text(timed: Mapping[str, str]) -> str:
-    """Of `timed_by`, 16 characters a node: the hash of what names it, and that of its name."""
-    return "".join(f"{_hash(what)}{_hash(node)}" for node, what in sorted(timed.items()))
+def times_text(timed: Mapping[str, str], before: object = "") -> str:
+    """Of `timed_by`, 16 characters a node: the hash of what names it, and that of its name. Of the
+    text ``before`` it has the nodes that are gone, whose times go on: they may come back."""
+    pairs = {_hash(node): _hash(what) for node, what in sorted(timed.items())}
+    here = {*pairs.values()}
+    gone = {node: what for node, what in _pairs(before).items() if what not in here}
+    return "".join(f"{what}{node}" for node, what in {**gone, **pairs}.items())
 
 
 def times_now(found: Mapping[str, int], text: object, timed: Mapping[str, str]) -> dict[str, int]:
@@ -55,8 +59,7 @@ def times_now(found: Mapping[str, int], text: object, timed: Mapping[str, str]) 
     name, unless that is another node's now."""
     if not isinstance(text, str) or not text:
         return dict(found)
-    pairs = [text[at : at + 2 * _EACH] for at in range(0, len(text), 2 * _EACH)]
-    was = {pair[_EACH:]: pair[:_EACH] for pair in pairs}
+    was = _pairs(text)
     now = {_hash(what): node for node, what in timed.items()}
     times = {}
     for name, time_ms in found.items():
@@ -64,9 +67,23 @@ def times_now(found: Mapping[str, int], text: object, timed: Mapping[str, str]) 
         here = now.get(was.get(_hash(node), ""))
         if here is not None:
             times[here + name[len(node) :]] = time_ms
-        elif node not in timed:
+        elif node not in timed or _reads(timed[node], name[len(node) :]):
             times[name] = time_ms
     return times
+
+
+def _reads(what: str, behind: str) -> bool:
+    """True if what stands behind a node's name is a topic that the node reads, too."""
+    _, _, topics = what.partition(" ")
+    return behind.startswith("/") and _BEHIND.split(behind[1:])[0] in topics.split("\n")
+
+
+def _pairs(text: object) -> dict[str, str]:
+    """What named nodes, by the nodes: hashes."""
+    if not isinstance(text, str):
+        return {}
+    starts = range(0, len(text), 2 * _EACH)
+    return {text[at + _EACH : at + 2 * _EACH]: text[at : at + _EACH] for at in starts}
 
 
 def _hash(text: str) -> str:

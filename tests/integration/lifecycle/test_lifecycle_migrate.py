@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from everflow import KafkaStreams
 from everflow.errors import ApplicationMigratedError, EverflowError, StateFormatError
+from everflow.instance.topics import internal_topics
 from everflow.migration.copying import COPIED_CHUNK, SENT
 from everflow.migration.migrator import (
     ASKED,
@@ -23,6 +24,7 @@ from everflow.migration.migrator import (
     SWITCHED,
     SWITCHING,
 )
+from everflow.records import TopicPartition
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import (
     Application,
@@ -108,6 +110,47 @@ def planned_by_values(found: Migration) -> None:
     assert data["dry_run"]
     assert data["digest"]
     assert not [one for one in found.cluster.topics() if one.startswith(found.after.id)]
+
+
+DIRECT = 'words.group_by_key().count(store="counts").to_stream().to("{out}")'
+
+
+def test_an_input_that_grows_meanwhile_is_carried_by_the_next_call(
+    migration: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(internal_topics, "PERIOD_MS", 200.0)
+    found = migration(DIRECT, FILTERED + DIRECT.replace("counts", "totals"))
+    found.by_key(60)
+    with found.old_running() as old:
+        found.arm(CAUGHT_UP)
+        found.launch("--instances", "0")
+        found.until_reached(CAUGHT_UP)
+        found.partitions = 8
+        found.cluster.grow(found.source, 8)
+        came = TopicPartition(found.source, 7)
+
+        def read() -> bool:
+            return any(came in task.inputs for task in old._life.instance.running_tasks())
+
+        wait_until(read, POINT_S, "the old version to read the new partitions")
+        found.by_key(40)
+        found.before.until_processed(old, found.source)
+        found.go(CAUGHT_UP)
+        assert found.until_ended() == 1, found.said()
+        assert "has begun to read" in found.said()
+        found.by_key(40)
+        found.before.until_processed(old, found.source)
+        assert found.told("--instances", "0")[0] == 0, found.said()
+        assert isinstance(until_failed(old), ApplicationMigratedError)
+    new = found.after.instance(found.topology(found.new))
+    try:
+        new.start()
+        until_running(new)
+        found.by_key(20)
+        found.after.until_processed(new, found.source)
+    finally:
+        assert new.close(60.0)
+    found.require_counted_once()
 
 
 @pytest.mark.slow

@@ -422,3 +422,40 @@ def test_a_store_in_memory_and_one_in_the_user_s_topic_are_carried() -> None:
     assert not found.left
     with pytest.raises(MigrationError, match=r"the same topology\.optimization"):
         planned(old, program(rows("lines"), "shop-2"))
+
+
+def by_length(topic: str, key: str, value: Any, partitions: int) -> int:
+    return len(key) % partitions
+
+
+def test_entries_are_not_moved_by_a_hash_where_a_function_spreads_the_records() -> None:
+    def counts(by: Any, partitions: int = 4) -> Build:
+        def build(builder: StreamsBuilder) -> None:
+            stream = builder.stream("in", key=serdes.string(), value=VALUE)
+            spread = stream.repartition(name="r", partitioner=by, partitions=partitions)
+            spread.group_by_key().count(store="counts")
+
+        return build
+
+    assert plan(counts(by_length), counts(by_length)).moves
+    for new in (counts(by_length, 8), counts(None)):
+        assert "by_length" in refused(counts(by_length), new)
+    assert "by_length" in refused(counts(None), counts(by_length))
+
+
+def test_entries_are_not_left_where_another_hash_spreads_the_keys() -> None:
+    def counts(between: dict[str, Any] | None) -> Build:
+        def build(builder: StreamsBuilder) -> None:
+            stream = builder.stream("in", key=serdes.string(), value=VALUE, partitioner="crc32")
+            if between is not None:
+                stream = stream.repartition(name="r", **between)
+            stream.group_by_key().count(store="counts")
+
+        return build
+
+    direct = counts(None)
+    assert "before: crc32; now: murmur2" in refused(direct, counts({}))
+    assert "crc32" in refused(direct, counts({"partitions": 8, "partitioner": "crc32"}))
+    (move,) = plan(direct, counts({"partitions": 8})).moves
+    assert (move.before, move.after) == (4, 8)
+    assert plan(direct, direct).moves

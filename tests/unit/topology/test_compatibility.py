@@ -447,3 +447,33 @@ def test_a_group_refuses_with_the_lines_of_the_check() -> None:
     assert set(told.splitlines()) <= set(checked)
     assert "  store counts: its keys have another type or are spread otherwise" in checked
     assert "+ another line" in difference_of_lines(["a line"], ["another line"])
+
+
+def by_length(topic: str, key: str, value: Any, partitions: int) -> int:
+    return len(key) % partitions
+
+
+def by_first_letter(topic: str, key: str, value: Any, partitions: int) -> int:
+    return ord(key[0]) % partitions
+
+
+def spread(by: Any, *, state: bool = True) -> Build:
+    def build(builder: StreamsBuilder) -> None:
+        keyed = stream(builder).repartition(name="r", partitioner=by)
+        if state:
+            keyed.group_by_key().count(store="counts")
+        else:
+            keyed.to("out")
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(None, by_length), (by_length, None), (by_length, by_first_letter)]
+)
+def test_keys_that_are_spread_by_another_partitioner_leave_their_state(old: Any, new: Any) -> None:
+    repartition = Effect.RESET, "repartition topic", "r-repartition"
+    assert repartition in kinds(found(facts(spread(old)), facts(spread(new))))
+    assert effect_of(found(facts(spread(old)), facts(spread(old)))) is Effect.SAME
+    without = facts(spread(old, state=False)), facts(spread(new, state=False))
+    assert effect_of(found(*without)) is Effect.BOUNCE

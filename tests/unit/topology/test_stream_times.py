@@ -3,6 +3,9 @@
 import json
 
 from everflow import StreamsBuilder, TimeWindows, Topology, serdes
+from everflow.protocol.messages import format_metadata
+from everflow.topology.compatibility import layouts_to_keep
+from everflow.topology.idle_sources import MOST_BYTES, bytes_for_layouts, fitting
 from everflow.topology.store_layouts import TIMES, from_json, kept_text
 from everflow.topology.stream_times import timed_by, times_now, times_text
 from everflow.topology.subtopologies import cut
@@ -54,6 +57,43 @@ def test_a_source_s_time_follows_its_topic() -> None:
     assert now == {sources[of_b]: 5, f"{sources[of_b]}/in-b/idle": 6}
 
 
+def test_a_time_waits_for_an_operator_that_comes_back() -> None:
+    old, new = counted(inserted=False), counted(inserted=False, stores=("b",))
+    found = {node_of_store(old, "a"): 100, node_of_store(old, "b"): 200}
+    first = times_text(timed_by(old))
+    now = times_now(found, first, timed_by(new))
+    a, b = (now.get(node_of_store(old, store)) for store in ("a", "b"))
+    assert (a, b) == (200, None), "the name of a's node is that of b's now, so its time is gone"
+    old, new = counted(inserted=False, stores=("b", "a")), counted(inserted=False, stores=("b",))
+    found = {node_of_store(old, "a"): 100, node_of_store(old, "b"): 200}
+    second = times_text(timed_by(new), times_text(timed_by(old)))
+    now = times_now(found, times_text(timed_by(old)), timed_by(new))
+    assert times_now(now, second, timed_by(old)) == found
+    other = counted(inserted=False, stores=("b", "c"))
+    assert node_of_store(other, "c") == node_of_store(old, "a")
+    assert times_now(now, second, timed_by(other)) == {node_of_store(other, "b"): 200}
+
+
+def test_a_source_keeps_the_times_of_the_topics_that_it_still_reads() -> None:
+    old, new = {"S": "stream a\nb"}, {"S": "stream b\nc"}
+    found = {"S/a": 1, "S/b": 2, "S/b+4/idle": 3}
+    assert times_now(found, times_text(old), new) == {"S/b": 2, "S/b+4/idle": 3}
+
+
+def test_times_of_nodes_that_are_gone_leave_room_for_what_is_beside_an_offset() -> None:
+    topology = counted(inserted=False, stores=tuple(f"a-long-name-{n:030d}" for n in range(30)))
+    room = bytes_for_layouts(topology)
+    stores = layouts_to_keep("app", topology, [])
+    layouts = kept_text(stores, cut(topology), [], room)
+    nodes = {node.name for node in topology.nodes}
+    own = {node_of_store(topology, f"a-long-name-{7:030d}"): 1_700_000_000_000}
+    gone = {f"GONE-{n:010d}": 1_700_000_000_000 for n in range(300)}
+    wide = fitting({**gone, **own}, nodes, room - len(layouts))
+    assert own.items() <= wide.items()
+    assert 0 < len(wide) - len(own) < 300
+    assert len(format_metadata("0123456789abcdef-123456-0", wide, layouts)) <= MOST_BYTES
+
+
 def test_without_the_text_of_this_release_names_are_taken_as_they_are() -> None:
     new = timed_by(counted(inserted=True))
     for text in (None, "", ["foreign"]):
@@ -66,3 +106,11 @@ def test_the_text_is_beside_offsets_where_there_is_room() -> None:
     topology = counted(inserted=False)
     kept = from_json(json.loads(kept_text({}, cut(topology), [], 3_000)))
     assert kept[TIMES] == times_text(timed_by(topology))
+
+
+def test_the_text_goes_on_with_the_names_of_earlier_programs() -> None:
+    old, new = counted(inserted=False, stores=("b", "a")), counted(inserted=False, stores=("b",))
+    before = from_json(json.loads(kept_text({}, cut(old), [], 3_000)))
+    kept = from_json(json.loads(kept_text({}, cut(new), [before], 3_000)))
+    assert kept[TIMES] == times_text(timed_by(new), before[TIMES])
+    assert kept[TIMES] != times_text(timed_by(new))

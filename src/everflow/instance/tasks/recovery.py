@@ -113,6 +113,8 @@ class Recovery:
     new_incarnation: Callable[[], str]
     timed: Mapping[str, str] = field(default_factory=dict)
     """`timed_by` of the program."""
+    fitting: Callable[[Mapping[str, int]], dict[str, int]] = dict
+    """Stream times without those that would not fit beside an offset (`idle_sources.fitting`)."""
 
     def recover(
         self,
@@ -311,6 +313,7 @@ class Recovery:
                     f"{tp}: committed offset {found.offset} is beyond the end of the log ({end}): "
                     f"the topic was re-created or truncated. {start_over(self.application_id)}"
                 )
+        task.stream_times = self.fitting(task.stream_times)
 
     def _reset(self, tp: TopicPartition, span: tuple[int, int], why: str) -> int:
         policy = self.offset_reset.get(tp.topic, "earliest")
