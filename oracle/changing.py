@@ -286,6 +286,10 @@ def _rename_store(changed: Changed, drawn: random.Random) -> bool:
     node = drawn.choice(_with_store(changed))
     old, node["store"] = node["store"], changed.new("store")
     changed.program.stores[changed.program.stores.index(old)] = node["store"]
+    if "map" in node:  # what the store is made of, else it would go on
+        old, node["map"] = node["map"], f"{node['store']}-map"
+        if old in changed.program.stores:
+            changed.program.stores[changed.program.stores.index(old)] = node["map"]
     changed.fresh.add(node["id"])
     return True
 
