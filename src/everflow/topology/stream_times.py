@@ -10,6 +10,7 @@ it, and then the names are those of the program that ran last, as before.
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -18,7 +19,8 @@ from everflow.topology.graph import Graph, SourceNode, StatefulNode
 
 _BEHIND = re.compile("[/+]")
 """Begins what stands behind a node's name: a method, a topic, a partition of several."""
-_EACH = 8
+_EACH = 4
+"""Characters of a hash: all of a program share 4,096 bytes with much else."""
 
 
 def node_of(name: str) -> str:
@@ -28,7 +30,7 @@ def node_of(name: str) -> str:
 
 def timed_by(graph: Graph) -> dict[str, str]:
     """What names nodes for good, by their names: the first store that no other node uses, or what
-    a source reads. Nodes without either go by their names."""
+    a source reads whose times are kept. Other nodes go by their names."""
     stateful = [node for node in graph.nodes if isinstance(node, StatefulNode)]
     users = Counter(store.name for node in stateful for store in node.stores)
     found = {}
@@ -36,8 +38,10 @@ def timed_by(graph: Graph) -> dict[str, str]:
         own = [store.name for store in node.stores if users[store.name] == 1]
         if own:
             found[node.name] = own[0]
-    for source in graph.nodes:
-        if isinstance(source, SourceNode):
+    sources = [node for node in graph.nodes if isinstance(node, SourceNode)]
+    idle = any(source.reading.idle_ms is not None for source in sources)
+    for source in sources:
+        if idle or source.partition_times():
             pattern = source.reading.pattern
             read = "\n".join(source.topics) if pattern is None else pattern.pattern
             found[source.name] = f"{source.kind} {read}"
@@ -45,9 +49,12 @@ def timed_by(graph: Graph) -> dict[str, str]:
 
 
 def times_text(timed: Mapping[str, str], before: object = "") -> str:
-    """Of `timed_by`, 16 characters a node: the hash of what names it, and that of its name. Of the
-    text ``before`` it has the nodes that are gone, whose times go on: they may come back."""
+    """Of `timed_by`, 8 characters a node: the hash of what names it, and that of its name. Of the
+    text ``before`` it has the nodes that are gone, whose times go on: they may come back. Empty
+    where two hashes are equal: then all go by their names."""
     pairs = {_hash(node): _hash(what) for node, what in sorted(timed.items())}
+    if len({*pairs.values()}) < len(timed):
+        return ""
     here = {*pairs.values()}
     gone = {node: what for node, what in _pairs(before).items() if what not in here}
     return "".join(f"{what}{node}" for node, what in {**gone, **pairs}.items())
@@ -87,4 +94,4 @@ def _pairs(text: object) -> dict[str, str]:
 
 
 def _hash(text: str) -> str:
-    return blake2b(text.encode(), digest_size=_EACH // 2).hexdigest()
+    return b64encode(blake2b(text.encode(), digest_size=_EACH * 3 // 4).digest()).decode()

@@ -2,7 +2,13 @@
 
 import json
 
-from everflow import StreamsBuilder, TimeWindows, Topology, serdes
+from everflow import (
+    StreamsBuilder,
+    TimeWindows,
+    Topology,
+    UsePartitionTimeOnInvalidTimestamp,
+    serdes,
+)
 from everflow.protocol.messages import format_metadata
 from everflow.topology.compatibility import layouts_to_keep
 from everflow.topology.idle_sources import MOST_BYTES, bytes_for_layouts, fitting
@@ -11,12 +17,13 @@ from everflow.topology.stream_times import timed_by, times_now, times_text
 from everflow.topology.subtopologies import cut
 
 TEXT = serdes.string()
+BY_PARTITION = UsePartitionTimeOnInvalidTimestamp()
 
 
 def counted(*, inserted: bool, stores: tuple[str, ...] = ("a", "b")) -> Topology:
     builder = StreamsBuilder()
     for store in stores:
-        words = builder.stream(f"in-{store}", key=TEXT, value=TEXT)
+        words = builder.stream(f"in-{store}", key=TEXT, value=TEXT, timestamp=BY_PARTITION)
         if inserted:
             words = words.filter(lambda key, value: True)
         windows = words.group_by_key().windowed_by(TimeWindows.of_size("10 seconds"))
