@@ -30,10 +30,12 @@ from everflow.cli.commands import (
     show,
 )
 from everflow.errors import ConfigError, MigrationError, TopologyError
+from everflow.stop_signals import StopRequestedError
 
 if TYPE_CHECKING:
     from everflow.config import StreamsConfig
     from everflow.kafka.admin import ClusterAdmin
+    from everflow.migration.migrator import Migrator
     from everflow.migration.plan import Asked
     from everflow.migration.programs import Program
     from everflow.records import CommittedOffset, TopicPartition
@@ -169,12 +171,23 @@ def migrate(
         for line in lines:
             echo(line, err=output is Output.json)
         require_yes(yes, "Do it? Until the switch the old version goes on.", "nothing was changed")
-        counts = migrator.run()
+        counts = _run(migrator)
         text = f"{old_id} was migrated to {application_id}, which goes on"
         data = {"dry_run": False, "digest": plan.digest, "switched": True, "entries": counts}
         data["phases_ms"] = migrator.phases_ms
         show(output, data, [*(f"  {name}: {n:,} entries" for name, n in counts.items()), text])
     return None
+
+
+def _run(migrator: Migrator) -> dict[str, int]:
+    try:
+        return migrator.run()
+    except StopRequestedError as stopped:
+        stopped.said = (
+            f"{migrator.plan.old} goes on, unless the switch was being committed. Call the same "
+            f"command again to go on, or with --back to delete what was copied"
+        )
+        raise
 
 
 def _config(cluster: Cluster, application_id: str) -> StreamsConfig:
