@@ -64,7 +64,7 @@ def test_a_join_and_a_leave_are_told_with_reason_tasks_gaps_and_bytes(
     settings: dict[str, Any] = {
         "http_listen": "127.0.0.1:0",
         "probing_rebalance_interval_ms": 60_000,
-        "acceptable_recovery_lag": 0,
+        "acceptable_recovery_lag": 50,  # of 100: less than all, more than what comes meanwhile
     }
     with ExitStack() as running:
         first = running.enter_context(app.running(topology, state_dir=str(folders[0]), **settings))
@@ -115,7 +115,11 @@ def check_first(records: list[Record], moved: list[str], stayed: list[str]) -> N
     assert handed["kept"] == stayed
     assert sorted(handed["last_commits"]) == moved
     for task in stayed:
-        assert 0.0 < handed["gaps_ms"][task] < WAIT_S * 1000
+        # The next rebalance may come before a commit: it then has the gap.
+        gaps = [one["gaps_ms"].get(task) for one in records[records.index(handed) :]]
+        known = [gap for gap in gaps if gap is not None]
+        assert known
+        assert all(0.0 < gap < WAIT_S * 1000 for gap in known)
     withheld = [one["decision"]["withheld"] for one in records if one["decision"]]
     assert moved in withheld
     back = next(
