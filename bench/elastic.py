@@ -66,8 +66,11 @@ class Load:
 class Instance:
     """A process of the application, and what it notes about itself."""
 
-    def __init__(self, process: RunningSystem, events: EventFile, started_s: float) -> None:
+    def __init__(
+        self, process: RunningSystem, events: EventFile, started_s: float, state: Path
+    ) -> None:
         self.process = process
+        self.state = state
         self.events = events
         self.started_s = started_s
 
@@ -109,7 +112,7 @@ class Application:
         )
         # Nothing is measured any more when the run ends: killing is quicker than two clean stops.
         self.stack.callback(process.kill)
-        self.instances.append(Instance(process, EventFile(events), started_s))
+        self.instances.append(Instance(process, EventFile(events), started_s, state))
         return self.instances[-1]
 
     def wait(

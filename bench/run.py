@@ -35,6 +35,7 @@ from bench.growth.cases import DIMENSIONS, WITHOUT_SYSTEMS, GrowthPlan
 from bench.growth.limits import CannotMeasureError
 from bench.growth.state import StateGrowsError
 from bench.java_program import FLINK_MAIN, FLINK_SOURCES, NoJavaCompilerError, java_command
+from bench.migrate import measure as migrate
 from bench.programs import drain, live
 from bench.programs.catalogue import OPERATORS, PROGRAMS, WHOLE
 from bench.programs.marks import print_marks
@@ -71,11 +72,13 @@ BESIDE_KAFKA_STREAMS = (
     "failover",
     "restore",
     "growth",
+    "migrate",
 )
 BY_ITSELF = ("memory", "backlog", "fairness", "readers", "metrics")
 BENCHES = (*BESIDE_KAFKA_STREAMS, *BY_ITSELF, "assignor")
 MEASURES = ("throughput", "latency")
 KEYS = 100_000
+MIGRATE_KEYS = 20_000
 KEYS_PER_TASK = {"scaleout": 1_000_000, "failover": 100_000}
 BROKER_HEAP = "1g"
 
@@ -200,6 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_latency(parser)
     _add_elastic(parser)
     _add_growth(parser)
+    _add_migrate(parser)
     return parser
 
 
@@ -210,7 +214,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     if EVERFLOW_BEFORE in options.systems and options.before is None:
         parser.error(f"--systems {EVERFLOW_BEFORE}: --before says which checkout")
     if options.bench != "growth":
-        for name, default in (("keys", KEYS), ("partitions", PARTITIONS)):
+        keys = MIGRATE_KEYS if options.bench == "migrate" else KEYS
+        for name, default in (("keys", keys), ("partitions", PARTITIONS)):
             given = getattr(options, name) or (default,)
             if len(given) > 1:
                 parser.error(f"--{name}: {options.bench} takes one number")
@@ -345,6 +350,19 @@ def _add_growth(parser: argparse.ArgumentParser) -> None:
     growing.add_argument("--state-mib", type=_positive, help="memory: values of all keys")
 
 
+def _add_migrate(parser: argparse.ArgumentParser) -> None:
+    migrating = parser.add_argument_group("migrate")
+    migrating.add_argument(
+        "--changes",
+        type=_one_of(tuple(migrate.CASES)),
+        default=tuple(migrate.CASES),
+        help=f"of {','.join(migrate.CASES)} (default all)",
+    )
+    migrating.add_argument(
+        "--load", type=_positive, default=5_000, help="records/s (default %(default)s)"
+    )
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -388,6 +406,8 @@ def _measure(
         return throughput.measure(_throughput(options), bootstrap_servers, launchers, folder)
     if options.bench == "latency":
         return latency.measure(_latency(options), bootstrap_servers, launchers, folder)
+    if options.bench == "migrate":
+        return migrate.measure(_migrate(options), bootstrap_servers, launchers, folder)
     if options.bench == "growth":
         return growth.measure(_growth(options), bootstrap_servers, launchers, folder)
     if options.bench == "restore":
@@ -511,6 +531,18 @@ def _latency(options: argparse.Namespace) -> latency.LatencyPlan:
         measured_s=options.seconds or 30.0,
         idle_s=options.idle,
         partitions=options.partitions,
+    )
+
+
+def _migrate(options: argparse.Namespace) -> migrate.MigratePlan:
+    return migrate.MigratePlan(
+        cases=options.changes,
+        rate=options.load,
+        keys=options.keys,
+        threads=options.threads,
+        runs=options.runs or 1,
+        settle_s=options.settle,
+        after_s=options.seconds or 10.0,
     )
 
 

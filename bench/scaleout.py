@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from bench.elastic import RUNNING_TIMEOUT_S, SETTLED_S, Application, Load, Trial, application
 from bench.gaps import gap_lines, worst
+from bench.rebalances import rebalance_lines, records_in
 from bench.results import Measurement
 from bench.systems import Launcher, turns
 from bench.topics import warm_broker
@@ -69,6 +70,7 @@ def _run_once(plan: ScaleoutPlan, app: Application, run: int) -> Iterator[Measur
         app.wait_output(probe, end_s)
         gaps = probe.longest_gaps(second.started_s, time.time())
         steady = probe.longest_gaps(load_s, second.started_s)
+    records = records_in(instance.state for instance in app.instances)
     joined = second.events.first("joined")
     to_balance_s = end_s - second.started_s
     at_least = "" if balanced_s is not None else "> "
@@ -76,7 +78,8 @@ def _run_once(plan: ScaleoutPlan, app: Application, run: int) -> Iterator[Measur
         f"{app.trial.guarantee}, run {run + 1}: {app.trial.system}: longest time without a "
         f"committed output, by partition:"
     )
-    print("\n".join(gap_lines(gaps, second.started_s, steady)))
+    lines = gap_lines(gaps, second.started_s, steady)
+    print("\n".join([*lines, *rebalance_lines(records, second.started_s)]))
     joined_s = "" if joined is None else f", which joined at {joined.at_s - second.started_s:.1f} s"
     print(
         (

@@ -67,7 +67,7 @@ class Job:
     input_topic: str
     output_topic: str
     state_dir: Path
-    # The count, or a name of `bench.programs.catalogue`.
+    # The count, or a name of `bench.programs.catalogue`; of everflow also MODULE:NAME.
     program: str = COUNT
     # Kafka Streams closes after so many records (CountBench.java tells why); 0: runs until stopped.
     stop_after: int = 0
@@ -180,7 +180,7 @@ def everflow_launch(job: Job) -> Launch:
             "-c",
             "from everflow.cli import main; main()",
             "run",
-            _PROGRAMS.get(job.program, f"bench.programs.topologies:{job.program}"),
+            _target(job.program),
         ]
     else:
         command = [sys.executable, "-m", "bench.apps.instance_app", "--events", str(job.events)]
@@ -199,6 +199,12 @@ def everflow_launch(job: Job) -> Launch:
         "PYTHONUNBUFFERED": "1",
     }
     return Launch(command, environment)
+
+
+def _target(program: str) -> str:
+    """A program with a module in front is one already."""
+    known = program if ":" in program else f"bench.programs.topologies:{program}"
+    return _PROGRAMS.get(program, known)
 
 
 def turns(

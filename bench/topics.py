@@ -47,13 +47,13 @@ def create_topics(
     )
 
 
-def delete_topics(admin: AdminClient, prefix: str) -> None:
+def delete_topics(admin: AdminClient, prefix: str, ending: str = "") -> None:
     """Delete every topic whose name starts with `prefix`, the internal ones of an application
-    included."""
+    included, and ends with `ending`."""
     names = [
         name
         for name in admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
-        if name.startswith(prefix)
+        if name.startswith(prefix) and name.endswith(ending)
     ]
     if names:
         _await_all(admin.delete_topics(names))

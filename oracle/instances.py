@@ -105,7 +105,7 @@ def _compare(
 ) -> None:
     name = f"i{uuid.uuid4().hex[:8]}"
     several, one = (
-        _Application(_Topics(bootstrap, f"{name}-{how}"), programs, folder / how)
+        _Application(Topics(bootstrap, f"{name}-{how}"), programs, folder / how)
         for how in ("several", "one")
     )
     with ExitStack() as running:
@@ -202,15 +202,15 @@ def _a_key_of_each_partition() -> list[str]:
 _ENDS = _a_key_of_each_partition()
 
 
-class _Topics:
+class Topics:
     """Topics of one application, all beginning with ``prefix``."""
 
     def __init__(self, bootstrap: str, prefix: str) -> None:
         self.bootstrap, self.prefix = bootstrap, prefix
         self._admin = AdminClient({"bootstrap.servers": bootstrap})
 
-    def create(self, names: Sequence[str]) -> None:
-        topics = [NewTopic(f"{self.prefix}-{name}", PARTITIONS, 1) for name in names]
+    def create(self, names: Sequence[str], partitions: int = PARTITIONS) -> None:
+        topics = [NewTopic(f"{self.prefix}-{name}", partitions, 1) for name in names]
         for future in self._admin.create_topics(topics, operation_timeout=30).values():
             future.result(30)
 
@@ -218,17 +218,22 @@ class _Topics:
         """Of all topics there are."""
         return sorted(self._admin.list_topics(timeout=30).topics)
 
-    def write(self, records: Sequence[Written]) -> None:
+    def write(self, records: Sequence[Written], partitions: int = PARTITIONS) -> None:
         producer = Producer({"bootstrap.servers": self.bootstrap})
         for topic, key, value, at in records:
-            partition = default_partitioner((key or "").encode(), PARTITIONS)
+            partition = default_partitioner((key or "").encode(), partitions)
             producer.produce(f"{self.prefix}-{topic}", value, key, partition, timestamp=at)
         assert producer.flush(60) == 0
 
     def read(self, topics: Sequence[str]) -> dict[str, list[Kept]]:
         """What a reader of committed records sees of each topic, partition by partition."""
+        found = self.read_with_offsets(topics)
+        return {topic: [one[:4] for one in records] for topic, records in found.items()}
+
+    def read_with_offsets(self, topics: Sequence[str]) -> dict[str, list[tuple[Any, ...]]]:
+        """As `read`, each record with its offset behind its time."""
         consumer = self._consumer("read", enable_partition_eof=True)
-        found: dict[str, list[Kept]] = {topic: [] for topic in topics}
+        found: dict[str, list[tuple[Any, ...]]] = {topic: [] for topic in topics}
         try:
             partitions = [tp for topic in topics for tp in _of(consumer, topic)]
             left = {(tp.topic, tp.partition) for tp in partitions}
@@ -242,7 +247,7 @@ class _Topics:
                     assert partition is not None
                     if error is None:
                         kept = partition, message.key(), message.value(), message.timestamp()[1]
-                        found[topic].append(kept)
+                        found[topic].append((*kept, message.offset()))
                     elif error.code() == KafkaError._PARTITION_EOF:
                         left.discard((topic, partition))
         finally:
@@ -283,7 +288,7 @@ def _of(consumer: Consumer, topic: str) -> list[TopicPartition]:
 class _Application:
     """Programs as one application; its topics begin with its name."""
 
-    def __init__(self, cluster: _Topics, programs: Sequence[Program], folder: Path) -> None:
+    def __init__(self, cluster: Topics, programs: Sequence[Program], folder: Path) -> None:
         self._cluster, self.name, self._folder = cluster, cluster.prefix, folder
         self._inputs = [
             f"{self.name}-{node['topic']}"
@@ -396,7 +401,7 @@ class _Application:
         for name, topic in kept.items():
             records = read[topic]
             plain = name in program.unordered
-            found[name] = sorted(map(repr, records)) if plain else _last(records, name in late)
+            found[name] = sorted(map(repr, records)) if plain else table_of(records, name in late)
         return found
 
 
@@ -411,7 +416,7 @@ def _behind_foreign(program: Program) -> set[str]:
     return late
 
 
-def _last(records: Sequence[Kept], without_times: bool) -> dict[str, Any]:
+def table_of(records: Sequence[Kept], without_times: bool) -> dict[str, Any]:
     """The table that the records are the changes of."""
     table: dict[str, Any] = {}
     for partition, key, value, at in records:

@@ -54,7 +54,7 @@ def _selected(
 ) -> dict[str, pa.Array]:
     edge = plan.slots[slot].type
     reads = columns_in_sight(edge, frozenset((*SEEN, *joined_sides(edge.value))))
-    columns = seen(batch, reads, [source.topic for source in plan.sources])
+    columns = seen(batch, reads, plan.sources)
     rows = pa.Table.from_arrays(columns, schema=reads)
     # One partition: the rows keep their order.
     frame = get_session().createDataFrame(rows, struct_type(reads)).coalesce(1)

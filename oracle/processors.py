@@ -195,7 +195,7 @@ _STORES: Mapping[str, Callable[[str], StoreSpec]] = {
 
 def processed(stream: Any, node: Mapping[str, Any]) -> Any:
     """A node ``process``: the stream behind it, or its children."""
-    does, name = node["does"], node["id"]
+    does, name = node["does"], node.get("name", node["id"])
     if does == "split":
         return stream.process(Split, children=list(CHILDREN), name=name)
     store, clock = node["store"], node.get("clock")

@@ -188,12 +188,32 @@ def put_in(builder: StreamsBuilder, program: Program) -> None:
 
 
 def _filter(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
-    keep = ~F.contains(F.col("value"), F.lit(node["without"]))
-    return made[node["in"]].filter(keep, **_kept(node))
+    without = node["without"]
+    if "python" in node:
+        return made[node["in"]].filter(
+            lambda key, value: value is not None and without not in value, **_kept(node)
+        )
+    return made[node["in"]].filter(~F.contains(F.col("value"), F.lit(without)), **_kept(node))
 
 
 def _map(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
-    return made[node["in"]].map_values(F.concat("value", F.lit(node["suffix"])), **_kept(node))
+    suffix = node["suffix"]
+    if "python" in node:
+        return made[node["in"]].map_values(
+            lambda value: None if value is None else value + suffix,
+            returns="string",
+            **_kept(node),
+        )
+    return made[node["in"]].map_values(F.concat("value", F.lit(suffix)), **_kept(node))
+
+
+def _repartition(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
+    """``boxed``: its topic has structs, of which what is behind it sees nothing."""
+    given, boxed = made[node["in"]], node.get("boxed")
+    if boxed:
+        given = given.map_values(F.struct(F.col("value").alias(boxed)))
+    again = given.repartition(name=node.get("name", node["id"]), partitions=node.get("partitions"))
+    return again.map_values(F.col(f"value.{boxed}")) if boxed else again
 
 
 def _key(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
@@ -207,17 +227,17 @@ def _aggregated(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
     if windows is not None and windows["results"] == "final":
         grouped = grouped.emit_strategy(EmitStrategy.on_window_close())
     if node["op"] == "count":
-        table = grouped.count(store=node["store"])
+        table = grouped.count(store=_store(node))
         if windows is None:
             return table.map_values(F.col("value").cast("string"), store=f"{node['store']}-text")
     elif node["op"] == "reduce":
-        table = grouped.reduce(lambda all_, value: last(all_ + value), store=node["store"])
+        table = grouped.reduce(lambda all_, value: last(all_ + value), store=_store(node))
     else:
         table = grouped.aggregate(
             initializer=str,
             aggregator=lambda value, all_: last(all_ + value),
             returns="string",
-            store=node["store"],
+            store=_store(node),
             **merger,
         )
     return table if windows is None else _shown(table, node)
@@ -413,10 +433,14 @@ def _joined(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
 
 
 def _kept(node: Node) -> dict[str, Any]:
-    kept: dict[str, Any] = {name: node[name] for name in ("store", "grace") if name in node}
-    if "history" in node:
-        kept["store"] = Materialized(node["store"], history=node["history"])
-    return kept
+    kept: dict[str, Any] = {name: node[name] for name in ("grace", "name") if name in node}
+    return {**kept, "store": _store(node)} if "store" in node else kept
+
+
+def _store(node: Node) -> Any:
+    """None: its name is generated."""
+    options = {name: node[name] for name in ("history", "retention", "logging") if name in node}
+    return Materialized(node["store"], **options) if options else node["store"]
 
 
 _BUILD: dict[str, Any] = {
@@ -434,7 +458,12 @@ _BUILD: dict[str, Any] = {
     ),
     "split": _split,
     "branch": lambda b, made, n: made[n["in"]][n["which"]],
-    "repartition": lambda b, made, n: made[n["in"]].repartition(name=n["id"]),
+    "repartition": _repartition,
+    "all": lambda b, made, n: made[n["in"]].filter(lambda key, value: True, **_kept(n)),
+    "same": lambda b, made, n: made[n["in"]].map_values(
+        lambda value: value, returns="string", **_kept(n)
+    ),
+    "peek": lambda b, made, n: made[n["in"]].peek(lambda key, value: None, **_kept(n)),
     "transform_values": lambda b, made, n: transformed(made[n["in"]], n, _kept(n)),
     "process": lambda b, made, n: processed(made[n["in"]], n),
     "child": lambda b, made, n: made[n["in"]][n["which"]],

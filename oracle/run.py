@@ -1,6 +1,7 @@
 """Runs one comparison on cases drawn from a seed.
 
-Usage: ``oracle/run.py [streams|columns|instances|coverage] [--cases N] [--seed S] [--json FILE]``.
+Usage: ``oracle/run.py [streams|columns|instances|check|coverage] [--cases N] [--seed S]
+[--json FILE]``.
 Ends with 1 where anything differs, after it has said what. ``coverage`` only counts what so many
 cases of ``streams`` would have, and ends with 1 where a pair of stateful operators is never drawn.
 """
@@ -19,10 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from everflow.spark.session import get_session  # noqa: E402
-from oracle import book, columns, instances, streams  # noqa: E402
+from oracle import book, checks, columns, instances, streams  # noqa: E402
 
 EVERY_S = 10.0
-Report: TypeAlias = columns.Report | streams.Report | instances.Report
+Report: TypeAlias = columns.Report | streams.Report | instances.Report | checks.Report
 
 
 def main() -> int:
@@ -30,10 +31,11 @@ def main() -> int:
     parser.add_argument(
         "name",
         nargs="?",
-        choices=["streams", "columns", "instances", "coverage"],
+        choices=["streams", "columns", "instances", "check", "coverage"],
         default="streams",
         help="operators against Kafka Streams (default), Arrow expressions of Columns against "
-        "Spark, one instance against several that are killed, or which operators are drawn",
+        "Spark, one instance against several that are killed, everflow check against restarts, or "
+        "which operators are drawn",
     )
     parser.add_argument("--cases", type=int, default=1000, help="how many are drawn")
     parser.add_argument("--seed", type=int, default=1, help="what they are drawn from")
@@ -46,6 +48,8 @@ def main() -> int:
     reports: Iterator[Report]
     if session is None:
         reports = instances.compare(arguments.cases, arguments.seed)
+    elif arguments.name == "check":
+        reports = checks.compare(arguments.cases, arguments.seed)
     elif arguments.name == "columns":
         reports = columns.compare(session, arguments.cases, arguments.seed)
     else:

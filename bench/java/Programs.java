@@ -22,6 +22,7 @@ import org.apache.kafka.streams.kstream.KStream;
 import org.apache.kafka.streams.kstream.KTable;
 import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.Produced;
+import org.apache.kafka.streams.kstream.Repartitioned;
 import org.apache.kafka.streams.kstream.SessionWindows;
 import org.apache.kafka.streams.kstream.SlidingWindows;
 import org.apache.kafka.streams.kstream.StreamJoined;
@@ -65,6 +66,18 @@ final class Programs {
             case "latest" -> latest(builder, input, output);
             case "bursts" -> bursts(builder, input, output);
             case "accounts" -> accounts(builder, input, output);
+            case "sums-old" -> sums(builder, input, output, "old");
+            case "sums-insert" -> sums(builder, input, output, "insert");
+            case "sums-rename" -> sums(builder, input, output, "rename");
+            case "sums-field" -> sums(builder, input, output, "field");
+            case "sums-grow" -> sums(builder, input, output, "grow");
+            case "sums-reshard" -> sums(builder, input, output, "reshard");
+            case "joined-old" -> joined(builder, input, output, "old");
+            case "joined-insert" -> joined(builder, input, output, "insert");
+            case "joined-rename" -> joined(builder, input, output, "rename");
+            case "joined-field" -> joined(builder, input, output, "field");
+            case "joined-grow" -> joined(builder, input, output, "grow");
+            case "joined-reshard" -> joined(builder, input, output, "reshard");
             default -> throw new IllegalArgumentException("No such program: " + program);
         }
         return builder;
@@ -451,6 +464,67 @@ final class Programs {
                 Materialized.<String, Account, KeyValueStore<Bytes, byte[]>>as("accounts").withKeySerde(TEXT).withValueSerde(json(Account.class)))
             .toStream()
             .to(output, Produced.with(TEXT, json(Account.class)));
+    }
+
+    @JsonIgnoreProperties(ignoreUnknown = true)
+    record UserOrder(long id, long order, String user, String kind, long amount) {
+    }
+
+    record UserSum(long orders, long total, long last, Long most, String by) {
+    }
+
+    record Paid(long order, long payment, long of, String by) {
+    }
+
+    /** Every version of bench/migrate/programs.py: "old", or the change. */
+    private static KStream<String, UserOrder> byUser(final StreamsBuilder builder, final String input, final String version) {
+        final int partitions = version.equals("grow") ? 8 : version.equals("reshard") ? 6 : 4;
+        final KStream<String, UserOrder> users = builder.stream(input, Consumed.with(TEXT, json(UserOrder.class)))
+            .selectKey((key, order) -> order.user())
+            .repartition(Repartitioned.with(TEXT, json(UserOrder.class)).withName("by-user").withNumberOfPartitions(partitions));
+        return version.equals("insert") ? users.filter((key, order) -> order.amount() >= 0) : users;
+    }
+
+    private static UserSum plus(final UserOrder order, final UserSum sum, final String version) {
+        final Long most = !version.equals("field") ? null : sum.most() == null ? order.amount() : Math.max(sum.most(), order.amount());
+        final String by = version.equals("old") ? "old" : "new";
+        return new UserSum(sum.orders() + 1, sum.total() + order.amount(), order.id(), most, by);
+    }
+
+    private static void sums(final StreamsBuilder builder, final String input, final String output, final String version) {
+        byUser(builder, input, version)
+            .groupByKey(Grouped.with(TEXT, json(UserOrder.class)))
+            .aggregate(
+                () -> new UserSum(0, 0, 0, null, ""),
+                (user, order, sum) -> plus(order, sum, version),
+                Materialized.<String, UserSum, KeyValueStore<Bytes, byte[]>>as(version.equals("rename") ? "totals" : "sums")
+                    .withKeySerde(TEXT).withValueSerde(json(UserSum.class)).withCachingDisabled())
+            .toStream()
+            .to(output, Produced.with(TEXT, json(UserSum.class)));
+    }
+
+    private static void joined(final StreamsBuilder builder, final String input, final String output, final String version) {
+        final Duration window = Duration.ofSeconds(30);
+        final Duration hour = Duration.ofHours(1);
+        final boolean renamed = version.equals("rename");
+        final String by = version.equals("old") ? "old" : "new";
+        final KStream<String, UserOrder> users = byUser(builder, input, version);
+        users.groupByKey(Grouped.with(TEXT, json(UserOrder.class)))
+            .windowedBy(TimeWindows.ofSizeAndGrace(window, hour))
+            .aggregate(
+                () -> new UserSum(0, 0, 0, null, ""),
+                (user, order, sum) -> plus(order, sum, version),
+                Materialized.<String, UserSum, WindowStore<Bytes, byte[]>>as(renamed ? "spans" : "windows")
+                    .withKeySerde(TEXT).withValueSerde(json(UserSum.class)).withCachingDisabled())
+            .toStream()
+            .to(output, Produced.with(WindowedSerdes.timeWindowedSerdeFrom(String.class, window.toMillis()), json(UserSum.class)));
+        users.filter((key, order) -> order.kind().equals("order"))
+            .join(
+                users.filter((key, order) -> order.kind().equals("payment")),
+                (order, payment) -> new Paid(order.id(), payment.id(), payment.order(), by),
+                JoinWindows.ofTimeDifferenceAndGrace(Duration.ofSeconds(3), hour),
+                StreamJoined.with(TEXT, json(UserOrder.class), json(UserOrder.class)).withStoreName(renamed ? "matches" : "pairs"))
+            .to(output + "-pairs", Produced.with(TEXT, json(Paid.class)));
     }
 
     /** Readers and writers of one type each, made once: Jackson's fast way. A null is a null, as in Kafka's own serdes. */

@@ -26,6 +26,7 @@ from bench.readers.measure import ReadersPlan, served_badly, silent
 from bench.readers.measure import figures as reader_figures
 from bench.readers.reading import Counted, Exchange, report_of
 from bench.readers.rounds import WINDOWS, RoundFigures, expected_turnover
+from bench.rebalances import Migration, migrations, rebalance_lines, records_in
 from bench.results import Measurement, summarise, write_json
 from bench.systems import Job, everflow_launch, everflow_unguarded_launch, turns
 from bench.topics import json_value, key_of
@@ -49,6 +50,57 @@ def test_a_row_holds_the_median_and_all_runs_of_one_figure() -> None:
         ("everflow", 2.0, (3.0, 1.0, 2.0)),
         ("kafka-streams", 9.0, (9.0,)),
     ]
+
+
+def rebalance(instance: str, began_ms: int, **more: Any) -> dict[str, Any]:
+    tasks: dict[str, Any] = {"gained": [], "lost": []}
+    times: dict[str, Any] = {"gaps_ms": {}, "first_commits": {}, "last_commits": {}}
+    return {
+        "instance": instance,
+        "began_ms": began_ms,
+        "duration_ms": None,
+        **tasks,
+        **times,
+        **more,
+    }
+
+
+def test_a_move_s_gap_is_between_the_records_of_two_instances(tmp_path: Path) -> None:
+    gave = rebalance("one", 5_000, lost=["0_1", "0_2"], last_commits={"0_1": 5_100})
+    took = rebalance(
+        "two",
+        5_200,
+        gained=["0_1", "0_2", "0_3"],
+        first_commits={"0_1": 5_350, "0_2": 5_400, "0_3": 5_400},
+        gaps_ms={"0_1": 120.0, "0_2": None},
+        duration_ms=180.0,
+    )
+    later = rebalance("two", 5_900, first_commits={"0_4": 6_000})
+    assert migrations(
+        [
+            rebalance("one", 5_000, lost=["0_4"], last_commits={"0_4": 5_100}),
+            rebalance("two", 5_200, gained=["0_4"]),
+            later,
+        ]
+    ) == [Migration("0_4", "one", "two", 5.2, 0.9)]
+    for name, record, torn in (("b", took, '{"half'), ("a", gave, "")):
+        folder = tmp_path / name / "app" / "logs"
+        folder.mkdir(parents=True)
+        (folder / "rebalances.jsonl").write_text(json.dumps(record) + "\n" + torn)
+    records = records_in([tmp_path / "a", tmp_path / "b", tmp_path / "none"])
+    assert [record["instance"] for record in records] == ["one", "two"]
+    assert migrations(records) == [
+        Migration("0_1", "one", "two", 5.2, 0.25),
+        Migration("0_2", "one", "two", 5.2, None),
+    ]
+    first, *tasks = rebalance_lines(records, 5.1)
+    assert "1 rebalance, the longest 0.18 s" in first
+    assert first.endswith(" 0.12 s")
+    assert tasks == [
+        "  task 0_1: one to two, gap 0.25 s",
+        "  task 0_2: one to two, gap not known",
+    ]
+    assert rebalance_lines([], 0.0) == []
 
 
 @pytest.mark.parametrize("number", [0, 6, 7, 8, 700])

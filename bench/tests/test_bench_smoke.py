@@ -84,6 +84,14 @@ def test_slope_is_per_thousand_micro_batches() -> None:
             set(),
         ),
         (
+            [
+                *("migrate", "--changes", "reshard", "--load", "200", "--keys", "1000"),
+                *("--settle", "2", "--seconds", "3"),
+            ],
+            {"reshard": "batch gap_steady gap_max up_to_date"},
+            {("reshard", "everflow", "switch")},
+        ),
+        (
             ["restore", "--runs", "1", "--records", "50000", "--keys", "5000"],
             {"": "restore"},
             {("", "everflow", "follow")},  # the rate of warm-ups, for `everflow simulate`

@@ -134,7 +134,7 @@ class SimulatedPorts:
 
     def global_tables(self, instance: Instance) -> GlobalTables:
         """None are simulated."""
-        return GlobalTables((), None, instance.failed, self.clock)
+        return GlobalTables((), None, instance.uncaught_elsewhere, self.clock)
 
     def copies(self, instance: Instance) -> SimulatedCopies:
         on_threads = lambda: [task for thread in instance.threads for task in list(thread.tasks)]  # noqa: E731

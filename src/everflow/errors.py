@@ -274,15 +274,16 @@ class RepeatedFailureError(FatalError, code="EF-REPEATED-FAILURE"):
 
 class IncompatibleTopologyError(_DetailedError, code="EF-INCOMPATIBLE-TOPOLOGY"):
     """This instance's program does not match the one that the group runs; the other instances
-    continue. ``difference``: the differences, one per line."""
+    continue. ``difference``: the differences, as `everflow check` has them."""
 
     difference: str = ""
 
 
 class StoreLayoutError(_DetailedError, code="EF-STORE-LAYOUT"):
-    """A store was written by a program with other types (of fields, aggregates, keys or windows);
-    this program would read wrong values from it. Nothing was read or changed.
-    ``difference``: store, node, line, and the stored and the declared types."""
+    """The rows of a store, or records that wait in a repartition topic, were written by a program
+    with other types (of fields, aggregates, keys or windows); this program would read wrong values
+    from them. Nothing was read or changed. ``difference``: store or topic, line, and the stored and
+    the declared types, as `everflow check` has them."""
 
     difference: str = ""
 
@@ -301,6 +302,29 @@ class AssignmentFailedError(FatalError, code="EF-ASSIGNMENT-FAILED"):
 
 class ShutdownRequestedError(FatalError, code="EF-SHUTDOWN-REQUESTED"):
     """An instance asked the whole application to shut down (KIP-671)."""
+
+
+class ApplicationMigratedError(_DetailedError, code="EF-MIGRATED"):
+    """The application's state and offsets were carried into another application by `everflow
+    migrate`, which goes on in its place. Nothing was read or changed.
+
+    Attributes: to: the application.id of that one.
+    """
+
+    to: str = ""
+
+
+class MigrationError(_DetailedError, code="EF-MIGRATION"):
+    """`everflow migrate` cannot carry the application over, or gave up before the switch: the old
+    version goes on. The message says why, and what to do.
+
+    Attributes: store: whose entry could not be converted; place: topic, partition and offset of its
+    record; key: its bytes.
+    """
+
+    store: str = ""
+    place: tuple[str, int, int] | None = None
+    key: bytes | None = None
 
 
 class TaskTimeoutError(FatalError, code="EF-TASK-TIMEOUT"):

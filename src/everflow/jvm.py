@@ -157,7 +157,7 @@ def _os_ids() -> set[str]:
     return {part.split("-")[0] for part in ids.split()}
 
 
-CONFS = ("broker", "streams", "flink", "oracle")
+CONFS = ("broker", "streams", "streams-4.2", "flink", "oracle")
 
 _IVY_FOLDER = Path(__file__).with_name("ivy")
 _RESOLVE_TIMEOUT_S = 900.0
@@ -168,7 +168,7 @@ def resolve_jars(conf: str, *, progress: Callable[[str], None] | None = None) ->
     """Return the jars of one class path, sorted by name; downloads them on first use.
 
     Args:
-        conf: ``broker`` (a Kafka broker) or ``streams`` (Kafka Streams in Java) or
+        conf: ``broker`` (a Kafka broker) or ``streams``, ``streams-4.2`` (Kafka Streams in Java) or
             ``flink`` (Flink SQL), for the benches, or ``oracle`` (its test driver).
         progress: gets one line when a download starts; never called when the jars are there.
 

@@ -19,6 +19,7 @@ On a screen a text that repeats comes at growing intervals (`Repeats`), and no t
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -26,7 +27,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
@@ -103,12 +104,9 @@ def time_of_day() -> str:
     return time.strftime(_TIME)
 
 
-class LogFile(RotatingFileHandler):
-    """The log file of one instance, open from its creation until `close`: readable for this user
-    only, bounded in size.
-
-    It gets what every everflow instance of this process says; a fault of the disk ends it silently.
-    """
+class PrivateFile(RotatingFileHandler):
+    """A file of one instance, open from its creation until `close`: readable for this user only,
+    bounded in size."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
@@ -117,14 +115,38 @@ class LogFile(RotatingFileHandler):
             path, maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8", errors="replace"
         )
         self.path = path
-        self.setFormatter(_OwnLines(_FORMAT, _TIME))
-        install()
-        _files.add(self)
-        _people.begin()
 
     def _open(self) -> Any:
         how: dict[str, Any] = {"encoding": self.encoding, "errors": self.errors}
         return open(self.baseFilename, self.mode, **how, opener=_private)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """The stores report a full disk."""
+
+    def close(self) -> None:
+        """Idempotent. What a full disk did not take is lost, and no reason to fail."""
+        with suppress(OSError):
+            super().close()
+
+
+class JsonLines(PrivateFile):
+    """A file with a JSON object in each line."""
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self.handle(logging.makeLogRecord({"msg": json.dumps(row)}))
+
+
+class LogFile(PrivateFile):
+    """The log file of one instance. It gets what every everflow instance of this process says; a
+    fault of the disk ends it silently."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        super().__init__(path)
+        self.setFormatter(_OwnLines(_FORMAT, _TIME))
+        install()
+        _files.add(self)
+        _people.begin()
 
     def write(self, line: str) -> None:
         if self.stream is not None:
@@ -135,10 +157,8 @@ class LogFile(RotatingFileHandler):
         _files.remove(self)
 
     def close(self) -> None:
-        """Idempotent. What a full disk did not take is lost, and no reason to fail."""
         _files.remove(self)
-        with suppress(OSError):
-            super().close()
+        super().close()
 
 
 def _private(path: str, flags: int) -> int:

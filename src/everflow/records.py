@@ -172,8 +172,9 @@ class EdgeBatch:
     ``key`` and ``value`` hold decoded values in the edge's Arrow types (a struct for JSON values).
     ``timestamp`` is the record's time in ms; ``seq`` the position of the originating input record
     in the task's merge order (D3), never decreasing inside an ``EdgeBatch`` that enters an
-    operator. ``source`` is the index of the input topic in the plan, ``partition`` and ``offset``
-    those of the originating input record. ``headers`` is of type `HEADERS`, or None where no
+    operator. ``source`` is the index of the originating input record's source in the plan,
+    ``partition`` that of its task (`Source.log` says which one it lies in), ``offset`` its own.
+    ``headers`` is of type `HEADERS`, or None where no
     record has any (or the plan carries none). ``put``: of a table's updates, from which place on
     the table had each, where that is before the update came to who reads it (note 031); None: it
     is not. ``old``: of a table's updates, what each entry was before, row by row, for an operator

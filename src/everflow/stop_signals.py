@@ -30,7 +30,10 @@ EXIT_BASE = 128
 
 
 class StopRequestedError(KeyboardInterrupt):
-    """A signal where nothing runs yet that could be stopped in order; ``number`` says which."""
+    """A signal where nothing runs yet that could be stopped in order; ``number`` says which.
+    ``said``: what it means for who sent it; a command may say more."""
+
+    said: str = "nothing was running yet"
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

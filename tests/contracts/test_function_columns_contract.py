@@ -203,7 +203,7 @@ def frame_of(plan: PhysicalPlan) -> Any:
     names = ("key", "value", "timestamp", "topic", "partition", "offset")
     kinds = (batch.key.type, batch.value.type, pa.int64(), pa.string(), pa.int32(), pa.int64())
     reads = pa.schema(list(zip(names, kinds, strict=True)))
-    arrays = seen(batch, reads, ["in"])
+    arrays = seen(batch, reads, plan.sources)
     frame = get_session().createDataFrame(pa.Table.from_arrays(arrays, schema=reads))
     return frame.coalesce(1)
 

@@ -30,6 +30,7 @@ OTHERS = {
     "005-elastic.md": {"StreamsPartitionAssignor"},  # Kafka Streams'
     "009-functions-travel.md": {"queue.py", "register_pickle_by_value"},
     "014-columns-in-the-step.md": {"UnsafeProjection"},  # Spark's
+    "044-damaged-bytes.md": {"check.crcs"},  # librdkafka's
 }
 """Names of others, and of examples."""
 
@@ -133,7 +134,8 @@ def test_no_exception_is_needless() -> None:
 
 
 SCENARIOS = (ROOT / "docs" / "SCENARIOS.md").read_text()
-NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", SCENARIOS)))
+FAILURES = (ROOT / "docs" / "guide" / "failures.md").read_text()
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", SCENARIOS + FAILURES)))
 REQUIRED = set(range(1, 42))
 
 
@@ -156,6 +158,16 @@ def test_every_scenario_says_by_which_faults_it_is_met_under_load() -> None:
         nameless = told.startswith((" no: ", " all kinds: ", " each run: "))
         assert named <= kinds, f"scenario {number}:{told}"
         assert bool(named) != nameless, f"scenario {number}:{told}"
+
+
+def test_every_failure_has_a_row_with_a_test_and_a_reason_where_it_differs() -> None:
+    rows = re.findall(r"^\| (\d+) \|(.*)\|$", FAILURES, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
+    for number, row in rows:
+        event, _, here, ends, why, tests = (cell.strip() for cell in row.split("|"))
+        assert "" not in (event, here, ends), f"row {number}"
+        assert why or "the same" in here or "not there" in row, f"row {number}: why does it differ?"
+        assert "::" in tests, f"row {number}"
 
 
 def test_every_published_anomaly_has_a_row_with_a_test() -> None:

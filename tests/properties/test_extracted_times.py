@@ -30,7 +30,8 @@ NOW = 7
 
 def later(key: str, value: str, record: RecordContext, partition_time: int) -> int:
     """A time of the value's own; odd ones of the record's place, of what was before, and none."""
-    assert key == value == f"{record.topic}@{record.offset}"
+    number = record.partition if record.topic == GROWN else int(record.topic[1:])
+    assert key == value == f"{topic(number)}@{record.offset}"
     return partition_time + 1 if record.timestamp % 3 == 1 else record.timestamp - 2
 
 
@@ -58,6 +59,14 @@ class Done(NamedTuple):
 
 def topic(number: int) -> str:
     return f"t{number}"
+
+
+GROWN = "grown"
+"""A topic that has a partition for each of the task's inputs (note 067)."""
+
+
+def log_of(number: int, grown: bool) -> TopicPartition:
+    return TopicPartition(GROWN, number) if grown else TopicPartition(topic(number), 0)
 
 
 class Queue:
@@ -118,9 +127,17 @@ def one_by_one(inputs: list[Input]) -> Done:
     )
 
 
-def sources(inputs: list[Input]) -> tuple[Source, ...]:
+def sources(inputs: list[Input], grown: bool) -> tuple[Source, ...]:
     return tuple(
-        source(topic(number), index=number, node=topic(number), merged=len(inputs) > 1, slot=number)
+        source(
+            log_of(number, grown).topic,
+            index=number,
+            node=topic(number),
+            merged=len(inputs) > 1,
+            slot=number,
+            first=number if grown else 0,
+            until=number + 1 if grown else None,
+        )
         for number in range(len(inputs))
     )
 
@@ -142,7 +159,7 @@ def time_ops(inputs: list[Input]) -> list[TimeOp]:
     ]
 
 
-def read(inputs: list[Input], ranges: dict[TopicPartition, OffsetRange]) -> BatchInput:
+def read(inputs: list[Input], ranges: dict[TopicPartition, OffsetRange], grown: bool) -> BatchInput:
     hop = BatchInput(
         batches={},
         rows={},
@@ -152,7 +169,7 @@ def read(inputs: list[Input], ranges: dict[TopicPartition, OffsetRange]) -> Batc
         timestamp=np.empty(0, np.int64),
     )
     for number, one in enumerate(inputs):
-        start, end = ranges[TopicPartition(topic(number), 0)]
+        start, end = ranges[log_of(number, grown)]
         offset = np.arange(start, end, dtype=np.int64)
         rows = np.arange(len(hop.offset), len(hop.offset) + len(offset), dtype=np.int64)
         names = pa.array([f"{topic(number)}@{at}" for at in offset], pa.string())
@@ -167,10 +184,10 @@ def read(inputs: list[Input], ranges: dict[TopicPartition, OffsetRange]) -> Batc
     return hop
 
 
-def in_batches(inputs: list[Input], sizes: list[int]) -> Done:
+def in_batches(inputs: list[Input], sizes: list[int], grown: bool) -> Done:
     """Micro-batches of up to so many records of each input, in turn, until all is read."""
     done = Done([], {}, {})
-    ends = {TopicPartition(topic(n), 0): len(one.times) for n, one in enumerate(inputs)}
+    ends = {log_of(n, grown): len(one.times) for n, one in enumerate(inputs)}
     position = dict.fromkeys(ends, 0)
     turn = 0
     while position != ends:
@@ -186,8 +203,8 @@ def in_batches(inputs: list[Input], sizes: list[int]) -> Done:
             log_ends=ends,
             tasks=[TaskContext(TaskId(0, 0), "i", "", dict(done.partition_times))],
         )
-        hop = read(inputs, ranges)
-        given = sources(inputs)
+        hop = read(inputs, ranges, grown)
+        given = sources(inputs, grown)
         extracted = extract_times(time_ops(inputs), hop, given, request)
         batches, position = merge_inputs(hop, given, ranges, ends)
         for times in extracted.stream_times(position, request).values():
@@ -216,10 +233,13 @@ def drawn_inputs(draw: Any) -> list[Input]:
     return inputs
 
 
-@given(drawn_inputs(), st.lists(st.integers(1, 5), min_size=1, max_size=6))
-@example([Input(TimeFunction(later, 4), [0])], [1])  # no record has a time yet
-def test_equal_to_record_after_record_under_any_cut(inputs: list[Input], sizes: list[int]) -> None:
-    assert in_batches(inputs, sizes) == one_by_one(inputs)
+@given(drawn_inputs(), st.lists(st.integers(1, 5), min_size=1, max_size=6), st.booleans())
+@example([Input(TimeFunction(later, 4), [0])], [1], False)  # no record has a time yet
+def test_equal_to_record_after_record_under_any_cut(
+    inputs: list[Input], sizes: list[int], grown: bool
+) -> None:
+    """Of several topics, or of several partitions of one."""
+    assert in_batches(inputs, sizes, grown) == one_by_one(inputs)
 
 
 # The vectorised merge against Kafka Streams' rule: the oldest head is next (reference 1.6).

@@ -23,7 +23,7 @@ from everflow.cli.state import _cell
 from everflow.console.status import StatusLine
 from everflow.errors import FatalError, without_history
 from everflow.kafka.dead_letters import LetterPlace, RawLetter, letter_of, line_of, text_of
-from everflow.logs import LogFile, Repeats, install, lines_to, log_path, rebalance_log
+from everflow.logs import JsonLines, LogFile, Repeats, install, lines_to, log_path, rebalance_log
 from everflow.user_program import one_line, printable
 from everflow.worker.task_step import cell
 
@@ -66,6 +66,16 @@ def opened(path: Path) -> Iterator[LogFile]:
         yield file
     finally:
         file.close()
+
+
+def test_rows_are_json_lines_for_this_user_only(tmp_path: Path) -> None:
+    file = JsonLines(tmp_path / "logs" / "rows.jsonl")
+    file.add({"why": "100 % of ü\n", "gap": None})
+    file.add({"why": "%s"})
+    file.close()
+    lines = file.path.read_text().splitlines()
+    assert [json.loads(line)["why"] for line in lines] == ["100 % of ü\n", "%s"]
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
 
 
 @in_a_plain_program

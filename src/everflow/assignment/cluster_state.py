@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from everflow.config import AssignmentRules as AssignmentRules
 from everflow.records import TaskId, TopicPartition
@@ -96,19 +97,71 @@ class Assignment:
     followup_ms: int | None = None
 
 
+def holding(
+    assignment: Assignment, held: Collection[TaskId], tasks: Mapping[TaskId, TaskInfo]
+) -> Assignment:
+    """The assignment without ``held`` tasks (note 067): who would run one warms it up, if it has
+    state, and so says again and again how far it is; its present owner gives it up. No
+    rebalance follows but for other tasks on their way: it would move the generation on under the
+    migrator, which may lead, and knows no lags."""
+    if not held:
+        return assignment
+    active, warmup = dict(assignment.active), dict(assignment.warmup)
+    for member_id, own in assignment.active.items():
+        stopped = own.intersection(held)
+        active[member_id] = own - stopped
+        followed = frozenset(task for task in stopped if tasks[task].stateful)
+        warmup[member_id] = warmup.get(member_id, frozenset()) | followed
+    withheld = assignment.withheld.difference(held)
+    return replace(
+        assignment,
+        active=active,
+        warmup=warmup,
+        withheld=withheld,
+        followup_ms=assignment.followup_ms if withheld else None,
+    )
+
+
+def number_of_tasks(
+    subtopology: int,
+    topics: Iterable[str],
+    partition_counts: Mapping[str, int],
+    fixed: Mapping[int, int],
+) -> int:
+    """That of a sub-topology with state is ``fixed`` by it; any other has as many as its widest
+    topic has partitions."""
+    widest = max((partition_counts.get(topic, 0) for topic in topics), default=0)
+    return min(widest, fixed.get(subtopology, widest))
+
+
+def inputs_of(
+    task: TaskId,
+    topics: Iterable[str],
+    partition_counts: Mapping[str, int],
+    fixed: Mapping[int, int],
+) -> tuple[TopicPartition, ...]:
+    """Task p of n reads the partitions p, n + p, ... of each topic, as far as it has them."""
+    counts = [(topic, partition_counts.get(topic, 0)) for topic in topics]
+    every = fixed.get(task.subtopology) or max(1, *(count for _, count in counts))
+    return tuple(
+        TopicPartition(topic, partition)
+        for topic, count in counts
+        for partition in range(task.partition, count, every)
+    )
+
+
 def tasks_of(
-    subtopologies: Mapping[int, Sequence[str]], partition_counts: Mapping[str, int]
+    subtopologies: Mapping[int, Sequence[str]],
+    partition_counts: Mapping[str, int],
+    fixed: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[TaskId, tuple[TopicPartition, ...]]:
     """Every task and its input partitions; topics without a known partition count are left out."""
     tasks: dict[TaskId, tuple[TopicPartition, ...]] = {}
     for index in sorted(subtopologies):
-        counts = {topic: partition_counts.get(topic, 0) for topic in sorted(subtopologies[index])}
-        for partition in range(max(counts.values(), default=0)):
-            tasks[TaskId(index, partition)] = tuple(
-                TopicPartition(topic, partition)
-                for topic, count in counts.items()
-                if partition < count
-            )
+        topics = sorted(subtopologies[index])
+        for partition in range(number_of_tasks(index, topics, partition_counts, fixed)):
+            task = TaskId(index, partition)
+            tasks[task] = inputs_of(task, topics, partition_counts, fixed)
     return tasks
 
 

@@ -20,8 +20,11 @@ from typing import Any, NamedTuple
 from everflow.assignment.cluster_state import MemberFacts
 from everflow.records import TaskId
 
-LATEST_VERSION = 2
+LATEST_VERSION = 3
+"""2: the first. 3: `UserData.held`, which its leaders obey; its instances end where an offset says
+that the application has gone (note 067). A reader of 2 passes over what 3 has more."""
 OLDEST_VERSION = 2
+HOLDING_VERSION = 3
 UNREAD = -1
 """As `AssignmentData.answers`: the leader could not read the nonce it would have to repeat."""
 HOSTS_BUDGET_BYTES = 200_000
@@ -74,10 +77,12 @@ class UserData(MemberFacts):
 
     ``topology`` is `digest` of the fingerprint's lines. ``error``: NONE or SHUTDOWN_REQUESTED (for
     the whole application). ``nonce`` changes with every join, as the broker ignores a rejoin
-    without a change (scenario 20); `AssignmentData.answers` repeats it.
+    without a change (scenario 20); `AssignmentData.answers` repeats it. ``held``: tasks that no
+    member is to run now, by the wish of this one (note 067).
     """
 
     topology: str = ""
+    held: frozenset[TaskId] = frozenset()
     error: AnswerError = AnswerError.NONE
     nonce: int = 0
     used_version: int = LATEST_VERSION
@@ -280,6 +285,7 @@ _MEMBER = (
     _Field("i", "instance_id", _same, _same),
     _Field("f", "topology", _same, _text, ""),
     _Field("x", "error", int, AnswerError, 0),
+    _Field("h", "held", runs, tasks_of_runs, ""),
 )
 _ANSWER = (
     _Field("n", "answers", _same, int),

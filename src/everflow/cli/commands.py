@@ -21,7 +21,7 @@ from everflow import logs
 from everflow.cli import BOOTSTRAP_VARIABLE
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
 from everflow.setting_checks import is_secret
-from everflow.stop_signals import EXIT_BASE, owned, write_nowhere
+from everflow.stop_signals import EXIT_BASE, StopRequestedError, owned, write_nowhere
 from everflow.user_program import printable
 
 if TYPE_CHECKING:
@@ -37,7 +37,20 @@ F = TypeVar("F", bound=Callable[..., int | None])
 
 
 _ORDER = (
-    *("version", "run", "describe", "broker", "demo", "new", "dlq", "topic", "fleet", "scale"),
+    *(
+        "version",
+        "run",
+        "describe",
+        "check",
+        "migrate",
+        "broker",
+        "demo",
+        "new",
+        "dlq",
+        "topic",
+        "fleet",
+        "scale",
+    ),
     *("produce", "consume", "reset", "state", "status", "tasks", "lag", "drain", "rack"),
     *("autoscale", "setup", "simulate"),
 )
@@ -424,8 +437,9 @@ def errors_for_people(debug: bool) -> Iterator[list[str]]:
         raise typer.Exit(EXIT_USAGE if usage else EXIT_FAILED) from None
     except KeyboardInterrupt as interrupt:
         number = getattr(interrupt, "number", signal.SIGINT)
+        meaning = getattr(interrupt, "said", StopRequestedError.said)
         typer.echo(
-            f"stopping: nothing was running yet ({signal.Signals(number).name})",
+            f"stopping: {meaning} ({signal.Signals(number).name})",
             err=True,
         )
         raise typer.Exit(EXIT_BASE + number) from None

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -40,6 +40,7 @@ from everflow.instance.thread.stream_thread import OpenJob, ThreadSettings
 from everflow.instance.thread.worker_processes import is_worker, kill_and_wait
 from everflow.instance.topics.end_offsets import EndOffsets, EndSums, PartitionRacks, ShrunkLogs
 from everflow.instance.topics.internal_topics import TopicChanges, TopicWatch
+from everflow.instance.topics.switch_watch import SwitchWatch
 from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.connection_settings import security_keywords
 from everflow.kafka.group_channel import GroupSettings
@@ -50,20 +51,24 @@ from everflow.kafka.reading.record_columns import LogChunk
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.kafka.writing.transaction import GroupMetadata, fence_all
 from everflow.kafka.writing.writer_settings import QUEUE
-from everflow.logs import LogFile, log_path, some
+from everflow.logs import JsonLines, LogFile, log_path, some
 from everflow.membership.assignor import Identity, MemberAssignor
 from everflow.membership.member import GroupMember
 from everflow.membership.own_assignor import decision, patience_s
 from everflow.memory import SpareMemory, trim_of_libc
-from everflow.protocol.messages import WorkerClients
+from everflow.protocol.messages import FILLED, WorkerClients, mark_in
+from everflow.rebalances import RebalanceBook
 from everflow.records import CommittedOffset, Offsets, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.state.left_out import Chunk, PlacedChunk, as_processed
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
-from everflow.topology.patterns import TopicGrowth, growth, may_grow, pattern_sources, resizable
+from everflow.topology.idle_sources import bytes_for_layouts, fitting
+from everflow.topology.patterns import TopicGrowth, growth, pattern_sources, why_not_grown
 from everflow.topology.store_layouts import serde_words
+from everflow.topology.stream_times import timed_by
+from everflow.worker.crash_points import SWITCH_SEEN, reached
 from everflow.worker.failures import UndecodableRecord
 from everflow.worker.letters import GlobalRecords
 
@@ -111,9 +116,9 @@ class Dependencies:
     def changelogs_of_tasks(self) -> dict[TaskId, tuple[TopicPartition, ...]]:
         found = {}
         blueprint = self.blueprint
-        for subtopology, topics in blueprint.inputs.items():
+        for subtopology in blueprint.inputs:
             logged = blueprint.logged(subtopology)
-            count = max(blueprint.partitions[topic] for topic in topics) if logged else 0
+            count = blueprint.number_of_tasks(subtopology) if logged else 0
             for task in (TaskId(subtopology, partition) for partition in range(count)):
                 found[task] = tuple(blueprint.changelog(task, spec) for spec in logged)
         return found
@@ -139,6 +144,19 @@ def instance_log(config: StreamsConfig) -> LogFile | None:
     except OSError as error:
         log.warning("No log file: %s cannot be written (%s)", path, error.strerror)
         return None
+
+
+def keep_rebalances(config: StreamsConfig, book: RebalanceBook, opened: ExitStack) -> None:
+    """Write each record to a file beside the log, until ``opened`` closes."""
+    path = log_path(config.state_dir, config.application_id).with_name("rebalances.jsonl")
+    try:
+        file = JsonLines(path)
+    except OSError as error:
+        log.warning("Rebalances are not kept: %s cannot be written (%s)", path, error.strerror)
+        return
+    book.write = lambda record: file.add(asdict(record))
+    opened.callback(file.close)
+    opened.callback(book.close)
 
 
 def client_id(config: StreamsConfig, process_id: str) -> str:
@@ -352,6 +370,8 @@ class ClusterPorts:
         self._gate_path: str
         self._maintenance: StateMaintenance
         self._watch: TopicWatch
+        self._switch: SwitchWatch | None = None
+        self._marked: list[TopicPartition] = []
         self._topics: TopicChanges
         self._member: GroupMember
         require_slots(context, self._config.num_stream_threads)
@@ -410,7 +430,7 @@ class ClusterPorts:
             clock,
         )
         if not tasks:
-            return GlobalTables((), None, instance.failed, clock, loaded)
+            return GlobalTables((), None, instance.uncaught_elsewhere, clock, loaded)
         sources = {table.source.topic: table.source for table in plan.global_tables}
         count, handlers = partial(count_left_out, instance.metrics), self._config.handlers()
         intake = GlobalRecords(sources, handlers, self._letter_writer, count)
@@ -437,7 +457,7 @@ class ClusterPorts:
             name="everflow-global-tables",
         )
         updater = StateUpdater(services, clock, sys.maxsize, self._config.task_timeout_ms)
-        tables = GlobalTables(tasks, updater, instance.failed, clock, loaded)
+        tables = GlobalTables(tasks, updater, instance.uncaught_elsewhere, clock, loaded)
         return tables
 
     def _letter_writer(self) -> RecordWriter:
@@ -508,7 +528,18 @@ class ClusterPorts:
             decide,
             max_delay_ms=config.scheduled_rebalance_max_delay_ms,
             clock=self._clock,
+            tasks=blueprint.tasks,
         )
+        if blueprint.filled_from is not None:
+            log.info(
+                "The state of %s is being copied here: this instance follows it, and gets tasks "
+                "once everflow migrate has switched",
+                blueprint.filled_from,
+            )
+            assignor.held = blueprint.every_task()
+            self._switch = SwitchWatch(
+                self._is_filled, partial(self._switched, instance, assignor), self._clock
+            )
         settings = instance.hosts.group = GroupSettings(
             bootstrap_servers=config.bootstrap_servers,
             group_id=config.application_id,
@@ -522,6 +553,21 @@ class ClusterPorts:
         return GroupMember(
             settings, assignor, instance.on_member_event, finishing=lambda: instance.book.finishing
         )
+
+    def _is_filled(self) -> bool:
+        """The mark comes and goes in one transaction: one partition that had it is enough."""
+        partitions = self._dependencies.blueprint.partitions
+        inputs = [TopicPartition(name, p) for name, n in partitions.items() for p in range(n)]
+        group, asked = self._config.application_id, self._marked or inputs
+        committed = self._admin.committed(group, asked, WATCH_REQUEST_S, stable=False)
+        marks = {tp: mark_in(one.metadata) for tp, one in committed.items()}
+        self._marked = [tp for tp, mark in marks.items() if mark and mark.kind == FILLED][:1]
+        return bool(self._marked)
+
+    def _switched(self, instance: Instance, assignor: MemberAssignor) -> None:
+        reached(SWITCH_SEEN)
+        assignor.held = frozenset()
+        instance.member.request_rejoin("the migration has switched")
 
     def open_gate(self, instance: Instance) -> None:
         application_id = self._config.application_id
@@ -614,6 +660,12 @@ class ClusterPorts:
             timeout_ms=min(config.task_timeout_ms, ATTEMPT_MS),
             stop=stop,
             new_incarnation=new_incarnation,
+            timed=timed_by(blueprint.topology),
+            fitting=partial(
+                fitting,
+                nodes={node.name for node in blueprint.topology.nodes},
+                room=bytes_for_layouts(blueprint.topology) - len(blueprint.layouts.encode()),
+            ),
         )
 
     def wired(self, instance: Instance) -> None:
@@ -645,31 +697,32 @@ class ClusterPorts:
         partitions = {**blueprint.partitions, **tables}
         external = partitions.keys() - blueprint.repartition
         self._topics = TopicChanges(
-            blueprint.application_id, partitions, external, names, tables, self._may_grow
+            blueprint.application_id, partitions, external, names, tables, self._why_not_grown
         )
         self._member = instance.member
         admin, topics = self._admin, self._topics
         self._watch = TopicWatch(
             lambda: admin.describe_topics(topics.topics, WATCH_REQUEST_S),
             topics,
-            instance.failed,
+            instance.uncaught_elsewhere,
             self._clock,
             Extension(instance=instance, ports=self).check,
         )
 
     # --- topics that come while it runs (`Extension`) ---------------------------------------------
 
-    def _may_grow(self, counts: Mapping[str, int], topic: str, partitions: int) -> bool:
+    def _why_not_grown(self, counts: Mapping[str, int], topic: str, partitions: int) -> str | None:
         blueprint = self._dependencies.blueprint
         inputs = {name: count for name, count in counts.items() if name in blueprint.partitions}
         if topic not in inputs:
-            return False
-        return may_grow(
+            return ""
+        return why_not_grown(
             blueprint.topology,
             inputs,
             topic,
             partitions,
             blueprint.application_id,
+            blueprint.internal,
         )
 
     def growth(self) -> TopicGrowth:
@@ -679,9 +732,12 @@ class ClusterPorts:
             shapes = admin.list_topics(WATCH_REQUEST_S)
             existing = {name: shape.partitions for name, shape in shapes.items()}
         else:
-            described = admin.describe_topics(resizable(blueprint.topology), WATCH_REQUEST_S)
+            inputs = blueprint.partitions.keys() - blueprint.repartition
+            described = admin.describe_topics(inputs, WATCH_REQUEST_S)
             existing = {name: one.partitions for name, one in described.items()}
-        return growth(blueprint.topology, read, existing, blueprint.application_id)
+        return growth(
+            blueprint.topology, read, existing, blueprint.application_id, blueprint.internal
+        )
 
     def prepare(self, growth: TopicGrowth) -> Callable[[], None]:
         before = self._dependencies, self.open_job
@@ -760,6 +816,8 @@ class ClusterPorts:
 
     def begin(self) -> None:
         self._watch.start()
+        if self._switch is not None:
+            self._switch.start()
 
     def topic_ids(self) -> Mapping[str, str]:
         return self._topics.ids
@@ -769,6 +827,8 @@ class ClusterPorts:
 
     def end_polls(self) -> None:
         self._watch.close()
+        if self._switch is not None:
+            self._switch.close()
         self._end_sums.close()
 
     def close_stores(self, stores: Iterable[TaskStore]) -> None:

@@ -30,6 +30,7 @@ from everflow.instance.start_up import START_METADATA, WARM_UP_WAIT_S, await_war
 from everflow.instance.tasks.recovery import ATTEMPT_MS, CommittedLowerBounds, Recovery
 from everflow.instance.tasks.task import ActiveTask, TaskState, TaskStore, TaskTimeouts, fitted
 from everflow.instance.tasks.task_manager import TaskManager, TaskServices
+from everflow.instance.thread.retry_policy import Replacements
 from everflow.instance.thread.stream_thread import (
     OpenJob,
     StreamThread,
@@ -51,6 +52,7 @@ from everflow.membership.member import (
 from everflow.memory import MemoryBudget
 from everflow.metrics import Metrics
 from everflow.protocol.messages import format_metadata
+from everflow.rebalances import RebalanceBook
 from everflow.records import Offsets, TaskId, TopicPartition
 from everflow.retry import attempting, quietly, retrying
 from everflow.topology.patterns import TopicGrowth
@@ -173,7 +175,8 @@ class InstancePorts(Protocol):
 
 @dataclass(eq=False)
 class Instance:
-    """``stop``: set to end all waits. ``failed``: called when the instance cannot go on."""
+    """``stop``: set to end all waits. ``failed``: called when the instance cannot go on, behind the
+    user's handler of uncaught exceptions."""
 
     ports: InstancePorts
     settings: InstanceSettings
@@ -188,9 +191,12 @@ class Instance:
     def __post_init__(self) -> None:
         ports = self.ports
         self.uncaught = Uncaught(lambda _: self.member.shut_down_application())
+        self._recoveries = Replacements()
+        self._ends = False
         self.book = GateBook()
         self.lower_bounds = CommittedLowerBounds(self.clock)
         self.hosts = HostMap(self.clock)
+        self.rebalances = RebalanceBook(clock=self.clock, restored=self.tracker.restored)
         self.threads: list[StreamThread] = []
         self.begun: dict[TaskId, ActiveTask] = {}
         """New partitions of running tasks, and where they begin (`Extension`)."""
@@ -240,6 +246,23 @@ class Instance:
             stop=self.stop,
         )
 
+    def uncaught_elsewhere(self, error: EverflowError) -> bool:
+        """Ask the user's handler about what no stream thread met (KIP-671), the first time; any
+        thread. True: tasks that could not be recovered in time are tried anew; else it ends."""
+        if self._ends or self.states.state in STOPPING:
+            return False
+        limits = self.uncaught.limits_for(error)
+        if limits is not None:
+            late, now_ms = isinstance(error, TaskTimeoutError), self.clock.monotonic_ms()
+            if late and self._recoveries.one_more(limits, now_ms) is not None:
+                log.warning("Recovered anew, as the uncaught exception handler wants: %s", error)
+                return True
+            why = "that was too often" if late else "no stream thread met it"
+            log.error("Nothing is replaced, for %s: [%s]", why, error.code)
+        self._ends = True
+        self.failed(error)
+        return False
+
     def all_tasks(self) -> list[ActiveTask]:
         """Tasks on stream threads; from any thread, as the others here."""
         return [task for thread in self.threads for task in thread.all_tasks()]
@@ -273,6 +296,7 @@ class Instance:
             metrics=self.metrics,
             on_failed=self.failed,
             committed=self._committed,
+            progressed=self.rebalances.committed,
             on_warm=lambda: self.loop.post(self._update_state),
             paused=lambda: self.pause.paused or not self.global_tables.filled,
             give_back=lambda tasks, why: self.loop.post(
@@ -304,7 +328,7 @@ class Instance:
             post=self.loop.post,
             before_release=self._before_release,
             release=self.member.release,
-            failed=self.failed,
+            failed=self.uncaught_elsewhere,
             changed=self._on_tasks_changed,
             fits=lambda task: fitted(task, self.ports.create(task.id).inputs, self.begun),
             rest=self.copies.rest,
@@ -343,13 +367,14 @@ class Instance:
             event()
             self._tick()
         except EverflowError as error:
-            self.failed(error)
+            self.uncaught_elsewhere(error)
         except Exception as error:
             log.exception("The instance's loop failed")
-            self.failed(EverflowError(f"The instance's loop failed: {error!r}"))
+            self.uncaught_elsewhere(EverflowError(f"The instance's loop failed: {error!r}"))
 
     def _tick(self) -> None:
         self.ports.check()
+        self.rebalances.turn()
         if self.states.state is not ClientState.RUNNING or self._any_stalled():
             self._update_state()
         for thread in self.threads:
@@ -379,14 +404,20 @@ class Instance:
             # All tasks, also revoked ones that are not released yet: the event does not name these.
             self.book.disown_all()
             self.deferred.forget(event.partitions | self.deferred.partitions())
+            post(self.rebalances.evicted)
             post(lambda: manager.lost(event.tasks))
         elif isinstance(event, Roles):
             self.metrics.add(names.REBALANCES, 1)
             self.hosts.replace(event.generation, event.hosts)
+            post(lambda: self._note_rebalance(event))
             post(lambda: manager.roles(event.standby, event.warmup))
         elif isinstance(event, Failed):
             self.book.disown_all()
             post(lambda: self.failed(event.error))  # it calls the user's state listener
+
+    def _note_rebalance(self, event: Roles) -> None:
+        if event.join is not None:
+            self.rebalances.answered(event.join, self.manager.owned, self.manager.copies)
 
     def _fence_lost(self) -> None:
         """Recovery waits for a transaction of the tasks' last owner, which may have vanished."""
@@ -401,6 +432,8 @@ class Instance:
         self._on_tasks_changed(self.manager.all_running())
 
     def _on_tasks_changed(self, all_running: bool) -> None:
+        if all_running:
+            self.rebalances.running()
         if self.states.state in STOPPING:
             return
         all_running = all_running and not self._any_stalled()

@@ -24,7 +24,13 @@ from everflow.clock import Clock, SystemClock, on_thread
 from everflow.config import StreamsConfig, asked_at
 from everflow.errors import ConfigError, EverflowError
 from everflow.foreign_names import Telling
-from everflow.instance.assembly import ClusterPorts, Dependencies, instance_log, instance_settings
+from everflow.instance.assembly import (
+    ClusterPorts,
+    Dependencies,
+    instance_log,
+    instance_settings,
+    keep_rebalances,
+)
 from everflow.instance.bounded_run import BoundedRun, bounded_run
 from everflow.instance.client_state import (
     ENDED,
@@ -291,17 +297,20 @@ class KafkaStreams(InteractiveQueries, Telling):
         most: int = MOST_REPLACEMENTS,
         within: Duration = REPLACED_WITHIN_MS,
     ) -> None:
-        """``handler(error)`` decides what happens to a stream thread that cannot continue; it is
-        called on that thread (KIP-671). Only before `start`.
+        """``handler(error)`` decides what happens to a stream thread, or the instance, that cannot
+        continue; it is called on the thread that met the error (KIP-671; design note 047). Only
+        before `start`.
 
         REPLACE_THREAD: the thread is replaced, only for errors that may pass, and at most ``most``
         times ``within`` a time (text such as ``"10 minutes"``, ms or a timedelta); after that the
         instance ends. Meanwhile the failed task waits (1 s, twice as long each time, at most a
-        minute); if it is unknown, all tasks of the thread wait. Other tasks continue.
+        minute); if it is unknown, all tasks of the thread wait. Other tasks continue. A task that
+        could not be restored within ``task.timeout.ms`` is restored anew, as often. For other
+        errors that no stream thread met, the instance ends.
         SHUTDOWN_CLIENT: the instance ends in state ERROR, as without a handler or if the handler
-        raises. SHUTDOWN_APPLICATION: all instances end, as after `shut_down_application`. Raises
-        IllegalStateError after the start, ConfigError if ``most`` is below 1, TopologyError for a
-        wrong duration."""
+        raises or exits. SHUTDOWN_APPLICATION: all instances end, as after `shut_down_application`.
+        Raises IllegalStateError after the start, ConfigError if ``most`` is below 1, TopologyError
+        for a wrong duration."""
         self._require_created("an uncaught exception handler is set")
         if most < 1:
             raise ConfigError(
@@ -538,6 +547,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         )
         instance = self._life.instance = self._wired(ports)
         instance.uncaught = self._uncaught
+        keep_rebalances(config, instance.rebalances, opened)
         asked = self._query_ports(dependencies, instance)
         self._queries = store_queries(
             blueprint,
@@ -633,6 +643,8 @@ class KafkaStreams(InteractiveQueries, Telling):
     def _on_growth(self, blueprint: Blueprint) -> None:
         if self._observer is not None:
             self._observer.know(blueprint)
+        if self._queries is not None:
+            self._queries.inputs = blueprint.inputs_of
 
     def _on_ended(self) -> None:
         if self._log_file is not None:

@@ -65,6 +65,7 @@ from everflow.observe.page.routes import (
     Page,
 )
 from everflow.observe.page.view import with_rates
+from everflow.rebalances import Rebalance
 from everflow.records import Offsets, TaskId, TopicPartition
 from everflow.topology.describe import drawing_json, execution_paths
 from everflow.topology.plan import plan
@@ -310,7 +311,12 @@ class Observer:
                 self.clock.now_ms(),
                 self._said.events(),
             )
-        return replace(found, drain_goal_s=self.rules.drain_s)
+        return replace(found, drain_goal_s=self.rules.drain_s, rebalances=self.rebalances())
+
+    def rebalances(self) -> list[Rebalance]:
+        """The last ones, the oldest first."""
+        instance = self.instance()
+        return [] if instance is None else instance.rebalances.records()
 
     def _observe(self, now_ms: float) -> Observation:
         instance = self.instance()
@@ -515,9 +521,7 @@ def _line(where: str) -> str:
 
 
 def tasks_of(blueprint: Blueprint) -> int:
-    return sum(
-        max(blueprint.partitions[topic] for topic in topics) for topics in blueprint.inputs.values()
-    )
+    return sum(map(blueprint.number_of_tasks, blueprint.inputs))
 
 
 def observed(
@@ -572,7 +576,14 @@ def _served(observer: Observer, topology: Topology, drain: Callable[[], None]) -
     )
     server = HttpServer(
         config.http_listen,
-        application(observer.observe, topology.describe(), drain, page, observer.watch),
+        application(
+            observer.observe,
+            topology.describe(),
+            drain,
+            page,
+            observer.watch,
+            observer.rebalances,
+        ),
         names=OwnNames(config.http_listen, (config.application_server, *config.allowed_hosts)),
         free=page.needs_token,
     )

@@ -10,8 +10,15 @@ from functools import partial
 
 from everflow.clock import Clock, Deadline
 from everflow.config import StreamsConfig
-from everflow.errors import TopologyError
+from everflow.errors import (
+    InternalTopicError,
+    MigrationError,
+    RetriableError,
+    TopologyError,
+    start_over,
+)
 from everflow.instance.tasks.blueprint import Blueprint
+from everflow.instance.tasks.recovery import require_not_migrated
 from everflow.instance.topics.internal_topics import (
     LEFT_OUT,
     InputIds,
@@ -22,30 +29,36 @@ from everflow.instance.topics.internal_topics import (
     missing_outputs,
     prepare,
     require_compacted,
-    short_name,
 )
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.writing.transaction import fence_all
 from everflow.logs import counted, rebalance_log, some
-from everflow.protocol.messages import of_kafka_streams, parse_metadata
+from everflow.protocol.messages import FILLED, mark_in, of_kafka_streams, parse_metadata
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying, waiting
 from everflow.state.task_directory import StateDirectory
+from everflow.topology.compatibility import layouts_to_keep, require_read, require_readable, retyped
 from everflow.topology.graph import Graph, SourceNode, extractor_named
+from everflow.topology.grown_topics import grown_topics, misfits, read_before, with_shares
 from everflow.topology.idle_sources import bytes_for_layouts, require_metadata_fits
 from everflow.topology.patterns import TopicGrowth, pattern_sources, with_topics
 from everflow.topology.plan import PhysicalPlan, emitting_every_update, plan, with_default_extractor
 from everflow.topology.program import Topology
 from everflow.topology.store_layouts import (
-    beside_topics,
     fingerprint,
     from_json,
-    layouts_to_keep,
-    require_readable,
-    to_text,
+    kept_text,
+    never_read,
     topics_in,
 )
-from everflow.topology.subtopologies import InternalTopics, SubTopologies, cut, internal_topics
+from everflow.topology.subtopologies import (
+    InternalTopics,
+    SubTopologies,
+    cut,
+    fixed_tasks,
+    internal_names,
+    internal_topics,
+)
 
 log = logging.getLogger("everflow")
 
@@ -56,6 +69,10 @@ START_METADATA = "start"
 WARM_UP_WAIT_S = 60.0
 POLL_S = 0.1
 COMMITTED_TIMEOUT_S = 30.0
+_TOO_LONG = (
+    "The layouts of %d stores are too long to be kept: the next start does not check them "
+    "(docs/design/013)"
+)
 
 
 def prepare_cluster(
@@ -67,7 +84,8 @@ def prepare_cluster(
     stop: threading.Event,
 ) -> Blueprint:
     """Steps 2-7 of a start. EverflowError if ``stop`` is set; TaskTimeoutError (no broker answers),
-    TopologyError, InternalTopicError, OffsetsExpiredError, StoreLayoutError, StateFormatError."""
+    TopologyError, InternalTopicError (for an input that was grown, too), OffsetsExpiredError,
+    StoreLayoutError, StateFormatError."""
     # 2. Wait until a broker answers.
     cluster_id = admin.wait_until_reachable(
         config.task_timeout_ms / 1000, partial(log.warning, "%s"), limit="task.timeout.ms"
@@ -100,14 +118,21 @@ def prepare_cluster(
 
 def extended(blueprint: Blueprint, growth: TopicGrowth, config: StreamsConfig) -> Blueprint:
     """The blueprint of an instance that has taken up new topics (note 037)."""
-    subs = cut(growth.topology)
+    partitions = {**blueprint.partitions, **growth.taken}
+    topology = with_shares(growth.topology, partitions, blueprint.tasks)
+    require_metadata_fits(topology)
+    subs, layouts = cut(topology), blueprint.layouts
+    if len(layouts.encode()) > bytes_for_layouts(topology):
+        log.warning(_TOO_LONG, len(blueprint.store_specs()))
+        layouts = ""
     return replace(
         blueprint,
-        plan=_planned(growth.topology, subs, config),
+        plan=_planned(topology, subs, config),
         inputs={sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
-        partitions={**blueprint.partitions, **growth.taken},
+        partitions=partitions,
         offset_reset=offset_resets(subs, config),
-        topology=growth.topology,
+        layouts=layouts,
+        topology=topology,
     )
 
 
@@ -162,6 +187,8 @@ class ClusterTopics:
 
     def __init__(self, admin: ClusterAdmin, config: StreamsConfig) -> None:
         self._admin, self._config = admin, config
+        self._awaited: str | None = None
+        """The application whose state is copied here, as an attempt before has read it."""
 
     def prepared(
         self,
@@ -175,10 +202,14 @@ class ClusterTopics:
         subs = cut(topology)
         described = admin.describe_topics(subs.topics)
         counts = {name: one.partitions for name, one in described.items()}
+        there = admin.describe_topics(internal_names(subs, config.application_id))
+        existing = {name: one.partitions for name, one in there.items()}
+        self._require_fitting(subs, counts, existing)
         needed = internal_topics(
             subs,
             counts,
             config.application_id,
+            existing=existing,
             topic_config=config.topic(),
             additional_retention_ms=config.windowstore_changelog_additional_retention_ms,
         )
@@ -190,6 +221,14 @@ class ClusterTopics:
         inputs = {topic: counts[topic] for sub in subs.subtopologies for topic in sub.source_topics}
         now = {name: described[name].topic_id for name in inputs if name in described}
         ids = InputIds(directory.input_ids(cluster_id), now)
+        filled_from = self._filled_from(inputs)
+        internal = {*needed.repartition, *needed.changelog}
+        if filled_from is not None and (missing := internal - existing.keys()):
+            raise RetriableError(
+                f"everflow migrate, which copies the state of {filled_from} here, has not created "
+                f"the topics {some(sorted(missing))} yet. Does it run?"
+            )
+        self._require_positions(subs, existing, counts)
         kept = self._prepare_internal(topology, needed, inputs, ids)
         for name in ids.recreated:
             log.warning(
@@ -203,9 +242,15 @@ class ClusterTopics:
         if ids.before != ids.now:
             directory.record_input_ids(cluster_id, ids.now)
         partitions = {**inputs, **{name: n for name, (n, _) in needed.repartition.items()}}
-        # 6. The stores' layouts are those of this program.
-        names = [short_name(config.application_id, name) for name in needed.repartition]
-        layouts = self._compared_layouts(topology, partitions, names)
+        made = {
+            name: n for name, (n, _) in (*needed.repartition.items(), *needed.changelog.items())
+        }
+        tasks = fixed_tasks(subs, made, config.application_id)
+        topology = with_shares(topology, counts, tasks)
+        require_metadata_fits(topology)
+        subs = cut(topology)
+        # 6. The stores' layouts are those of this program, and so are records that wait.
+        layouts = self._compared_layouts(subs, partitions)
         # 7. The physical plan.
         return Blueprint(
             application_id=config.application_id,
@@ -214,6 +259,7 @@ class ClusterTopics:
             inputs={sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
             stores={sub.index: sub.stores for sub in subs.subtopologies},
             partitions=partitions,
+            tasks=tasks,
             offset_reset=offset_resets(subs, config),
             repartition=frozenset(needed.repartition),
             kept=kept,
@@ -221,7 +267,71 @@ class ClusterTopics:
             layouts=layouts,
             topology=topology,
             global_partitions={topic: counts[topic] for topic in subs.global_topics},
+            filled_from=filled_from,
         )
+
+    def _filled_from(self, inputs: Mapping[str, int]) -> str | None:
+        """The application whose state is being copied here. ApplicationMigratedError: this one has
+        gone elsewhere. MigrationError: the migration was given up since the attempt before; with
+        no offsets left this would be a first start, beside the old version."""
+        committed = self._committed(_partitions_of(inputs))
+        require_not_migrated(self._config.application_id, committed)
+        found = [mark_in(one.metadata) for one in committed.values()]
+        if self._awaited is not None and not committed:
+            raise MigrationError(
+                f"The migration of {self._awaited} into {self._config.application_id}, which this "
+                f"start waited for, was given up (everflow migrate --back). {self._awaited} goes "
+                f"on. Nothing was read."
+            )
+        filled = (one.application_id for one in found if one and one.kind == FILLED)
+        self._awaited = next(filled, None)
+        return self._awaited
+
+    def _require_fitting(
+        self, subs: SubTopologies, counts: Mapping[str, int], existing: Mapping[str, int]
+    ) -> None:
+        """InternalTopicError for inputs whose partitions take keys away from their state."""
+        name = self._config.application_id
+        fixed = fixed_tasks(subs, existing, name)
+        grown = {topic: counts[topic] for topic in grown_topics(subs, counts, fixed)}
+        if not grown:
+            return
+        before = read_before(self._committed(_partitions_of(grown)))
+        if found := misfits(subs, counts, fixed, before):
+            raise InternalTopicError(
+                f"Inputs do not fit the state behind them. "
+                f"{' '.join(f'The {one.text}: {one.cure}.' for one in found)} {start_over(name)}"
+            )
+        for topic, (partitions, tasks) in sorted(grown_topics(subs, counts, fixed).items()):
+            text = (
+                "Topic %s has %d partitions, and the stores behind it %d: a task reads %d of them"
+            )
+            log.info(text, topic, partitions, tasks, partitions // tasks)
+
+    def _require_positions(
+        self, subs: SubTopologies, existing: Mapping[str, int], counts: Mapping[str, int]
+    ) -> None:
+        """InternalTopicError for state that would go on with topics that were never read: which of
+        their records are in it already is not known."""
+        name = self._config.application_id
+        committed = self._committed(_partitions_of({**counts, **existing}))
+        read = {tp.topic for tp in committed}
+        texts = [from_json(parse_metadata(one.metadata).layouts) for one in committed.values()]
+        if not (apart := never_read(subs, texts, read, existing, name)):
+            return
+        logs = {log: existing[log] for logs, _ in apart.values() for log in logs}
+        spans = self.spans(_partitions_of(logs))
+        filled = {tp.topic for tp, (start, end) in spans.items() if end > start}
+        for number, (logs_of, topics) in sorted(apart.items()):
+            if there := [log for log in logs_of if log in filled]:
+                raise InternalTopicError(
+                    f"Sub-topology {number} has state ({some(there, 3)} holds records), and reads "
+                    f"only topics of which {name} has no committed offset: {some(topics, 3)}. From "
+                    f"which record on they belong to that state is not known, so it was not "
+                    f"started, and nothing was changed. For a new version of the program, carry "
+                    f"the state over with everflow migrate; or give the stores other names and "
+                    f"start once with --create-new-topics: they begin empty. {start_over(name)}"
+                )
 
     def _require_outputs(self, topology: Topology, partitions: int) -> None:
         dead_letters = self._config.errors_dead_letter_queue_topic_name
@@ -256,22 +366,24 @@ class ClusterTopics:
         group = self._config.application_id
         return self._admin.committed(group, partitions, COMMITTED_TIMEOUT_S, stable=False)
 
-    def _compared_layouts(
-        self, topology: Topology, partitions: Mapping[str, int], repartition: Iterable[str]
-    ) -> str:
-        """The text that is committed beside offsets (note 013). StoreLayoutError."""
-        committed = self._committed(_partitions_of(partitions)).values()
-        found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed]
-        kept = layouts_to_keep(self._config.application_id, topology, found)
-        topics = topics_in(found).get("repartition", frozenset()).union(repartition)
-        most_bytes = bytes_for_layouts(topology)
-        text = to_text(beside_topics(kept, topics), most_bytes) or to_text(kept, most_bytes)
+    def _compared_layouts(self, subs: SubTopologies, partitions: Mapping[str, int]) -> str:
+        """The text that is committed beside offsets (notes 013, 067). StoreLayoutError."""
+        name, graph = self._config.application_id, subs.topology
+        committed = self._committed(_partitions_of(partitions))
+        found = [from_json(parse_metadata(one.metadata).layouts) for one in committed.values()]
+        kept = layouts_to_keep(name, graph, found)
+        if changed := retyped(graph, found):
+            topics = {f"{name}-{change.name}" for change in changed}
+            read = {
+                tp: committed[tp].offset if tp in committed else 0
+                for tp in _partitions_of({topic: partitions[topic] for topic in topics})
+            }
+            spans = self.spans(read)
+            unread = {tp: end - max(start, read[tp]) for tp, (start, end) in spans.items()}
+            require_read(name, changed, unread)
+        text = kept_text(kept, subs, found, bytes_for_layouts(graph))
         if kept and not text:
-            log.warning(
-                "The layouts of %d stores are too long to be kept: the next start does not check "
-                "them (docs/design/013)",
-                len(kept),
-            )
+            log.warning(_TOO_LONG, len(kept))
         return text
 
     # --- `TopicAdmin` -----------------------------------------------------------------------------

@@ -535,6 +535,18 @@ class ClusterAdmin:
 
         self._retry(once, timeout_s, f"taking members out of group {group}", group)
 
+    def delete_group(self, group: str, timeout_s: float = _REQUEST_S) -> None:
+        """Delete a group and its offsets; one that does not exist is no error. FatalError or
+        RetriableError where somebody is in it."""
+        request = admin_api.DeleteGroupsRequest(groups_names=[group], max_version=2)
+
+        async def once(link: BrokerLink, left: float) -> None:
+            (answer,) = (await _of_coordinator(link, group, request, left)).results
+            if answer.error_code not in (0, int(codes.GroupIdNotFoundError.errno)):
+                raise RefusedError(answer.error_code)
+
+        self._retry(once, timeout_s, f"deleting group {group}", group)
+
     def commit_offsets(
         self,
         group: str,

@@ -21,6 +21,7 @@ from everflow.assignment.cluster_state import (
     Member,
     MemberFacts,
     TaskInfo,
+    holding,
     owners_of,
     tasks_of,
     validate_assignment,
@@ -47,6 +48,7 @@ from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError
 from everflow.kafka.group_channel import MemberAssignment
 from everflow.logs import ABOUT_ASSIGNMENT, counted, rebalance_log, some
+from everflow.rebalances import Decision, Route, task_names
 from everflow.records import TaskId, TopicPartition
 
 
@@ -188,7 +190,8 @@ class Claims(NamedTuple):
 class MemberAssignor:
     """The group's ``everflow`` protocol (cooperative, KIP-429). Called on the group client's IO
     thread; no waiting. ``subtopologies``, ``changelogs``: index -> full names of topics; a
-    sub-topology without a changelog is stateless. ``offset_sums``: of every copy whose task does
+    sub-topology without a changelog is stateless. ``tasks``: how many those have whose state fixes
+    it. ``offset_sums``: of every copy whose task does
     not run active here; ``racks``: of partitions, as far as they are known; neither does I/O.
     ``max_delay_ms``: how long a lost member's tasks wait for it. ``first_nonce``: two lives of an
     instance must not begin with the same. ``latest_version``: of user data; lower ones are used
@@ -211,6 +214,7 @@ class MemberAssignor:
         clock: Clock | None = None,
         first_nonce: int | None = None,
         latest_version: int = LATEST_VERSION,
+        tasks: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self.identity = identity
         self.draining = False
@@ -219,8 +223,11 @@ class MemberAssignor:
         """Ask, from the next join on, every member of the group to end."""
         self.all_asked = False
         """True if this member led the last generation, and every member of it asked that."""
+        self.held: frozenset[TaskId] = frozenset()
+        """Ask, from the next join on, that no member runs these tasks (note 067)."""
         self._subtopologies = {index: tuple(topics) for index, topics in subtopologies.items()}
         self._grown: Mapping[str, int] = {}
+        self._tasks = dict(tasks)
         self._subtopology_of = {
             topic: index for index, topics in self._subtopologies.items() for topic in topics
         }
@@ -233,6 +240,8 @@ class MemberAssignor:
         self._clock = clock or SystemClock()
         self._delay = Delay()  # a leader's memory
         self._known: Known = {}
+        self.decision: Decision | None = None
+        """Of the last generation, if this member led it."""
         self._led = False  # whether this member made the assignment that it is about to get
         self.topology = digest(identity.topology)
         self._latest_version = latest_version
@@ -255,15 +264,26 @@ class MemberAssignor:
         self._subtopology_of = found  # first: the leader looks up what is in the other
         self._subtopologies = {index: tuple(topics) for index, topics in subtopologies.items()}
 
-    def known(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
-        return frozenset(tp for tp in partitions if tp.topic in self._subtopology_of)
+    def known(
+        self, partitions: Iterable[TopicPartition], active: Collection[TaskId]
+    ) -> frozenset[TopicPartition]:
+        """Those of topics that the program reads, and of tasks that the leader gave: one of a
+        release before 0.1.0 takes a new partition of an input for a task of its own, whose records
+        belong here to a task that another member may run."""
+        return frozenset(
+            tp
+            for tp in partitions
+            if tp.topic in self._subtopology_of and self.task_of(tp) in active
+        )
 
     def bind(self, claims: Callable[[], Claims]) -> None:
         self._claims = claims
 
     def task_of(self, tp: TopicPartition) -> TaskId:
         """The task that reads a partition. KeyError for a topic of no sub-topology."""
-        return TaskId(self._subtopology_of[tp.topic], tp.partition)
+        index = self._subtopology_of[tp.topic]
+        tasks = self._tasks.get(index)
+        return TaskId(index, tp.partition if tasks is None else tp.partition % tasks)
 
     def cold(self, tasks: Collection[TaskId]) -> frozenset[TaskId]:
         on_disk = self._offset_sums()
@@ -292,6 +312,7 @@ class MemberAssignor:
             instance_id=me.instance_id,
             topology=self.topology,
             error=AnswerError.SHUTDOWN_REQUESTED if self.shutting_down_all else AnswerError.NONE,
+            held=self.held,
             nonce=nonce,
             used_version=self._used_version,
             latest_version=self._latest_version,
@@ -303,7 +324,7 @@ class MemberAssignor:
         data = decode_assignment(blob, self._latest_version)
         self._used_version = min(self._latest_version, data.latest_version)
         if not self._led:  # what another leader decided meanwhile is not remembered here
-            self._delay, self._known = Delay(), {}
+            self._delay, self._known, self.decision = Delay(), {}, None
             self.all_asked = False
         self._led = False
         return data
@@ -320,7 +341,7 @@ class MemberAssignor:
     ) -> dict[str, MemberAssignment]:
         """An answer per member id. Never raises: what goes wrong is an error in the answers. A
         topic counts from when all members ``read`` it, as one that a pattern has found."""
-        self._led = True
+        self._led, self.decision = True, None
         grown = self._grown
         partition_counts = {
             topic: max(count, grown.get(topic, 0)) for topic, count in partition_counts.items()
@@ -334,7 +355,7 @@ class MemberAssignor:
             for index, topics in self._subtopologies.items()
         }
         answers = self._answers(screening, partition_counts)
-        inputs = tasks_of(self._counted, partition_counts)
+        inputs = tasks_of(self._counted, partition_counts, self._tasks)
         return {
             member_id: MemberAssignment(
                 [tp for task in sorted(answer.active) for tp in inputs[task]],
@@ -417,12 +438,14 @@ class MemberAssignor:
             raise ValueError(f"it broke the rules: {'; '.join(problems[:10])}")
         if delays:
             self._delay, decided = remember(self._delay, cluster, decided, now_ms)
+        held = frozenset[TaskId]().union(*(data.held for data in screening.accepted.values()))
+        decided = holding(decided, held, cluster.tasks)
+        if held:
+            cluster = replace(cluster, held_back=cluster.held_back | held)
+        self.decision = decision_of(self._known, cluster, decided)
         if rebalance_log.isEnabledFor(logging.INFO):
-            rebalance_log.info(
-                "The leader decides: %s",
-                decision_text(self._known, cluster, decided),
-                extra=ABOUT_ASSIGNMENT,
-            )
+            text = decision_text(self.decision)
+            rebalance_log.info("The leader decides: %s", text, extra=ABOUT_ASSIGNMENT)
         self._known = known_of(cluster, decided)
         none: frozenset[TaskId] = frozenset()
         hosts = hosts_within_budget(
@@ -463,7 +486,7 @@ class MemberAssignor:
         )
         tasks = {
             task: self._info(task, inputs)
-            for task, inputs in tasks_of(self._counted, counts).items()
+            for task, inputs in tasks_of(self._counted, counts, self._tasks).items()
         }
         held_back: frozenset[TaskId] = frozenset()
         if screening.unread:
@@ -516,58 +539,72 @@ def _member(member_id: str, data: UserData) -> Member:
 def known_of(cluster: ClusterState, decided: Assignment) -> Known:
     return {
         member.member_id: (
-            name_of(member),
+            name_of(member.member_id, member.endpoint),
             decided.active.get(member.member_id, frozenset()) | (member.owned & decided.withheld),
         )
         for member in cluster.members
     }
 
 
-def name_of(member: Member) -> str:
+def name_of(member_id: str, endpoint: str) -> str:
     """The member id, of each random part the beginning only, and ``application.server`` if set."""
-    short = _UUID.sub(r"\1", member.member_id)
-    return f"{short} ({member.endpoint})" if member.endpoint else short
+    short = _UUID.sub(r"\1", member_id)
+    return f"{short} ({endpoint})" if endpoint else short
 
 
-def decision_text(before: Known, cluster: ClusterState, decided: Assignment) -> str:
-    """One line. ``before`` is empty where this member did not make the last decision."""
-    names = {member.member_id: name_of(member) for member in cluster.members}
-    parts = [f"{counted(len(cluster.tasks), 'task')} on {counted(len(names), 'instance')}"]
-    if before:
-        gone = [
-            f"{name} (had {some(sorted(had))})"
-            for member_id, (name, had) in sorted(before.items())
-            if member_id not in names
-        ]
-        new = [names[member_id] for member_id in sorted(names) if member_id not in before]
-        parts += [f"gone: {some(gone)}"] * bool(gone) + [f"new: {some(new)}"] * bool(new)
-    moved = _moved(before, cluster, decided, names)
+def decision_of(before: Known, cluster: ClusterState, decided: Assignment) -> Decision:
+    """``before`` is empty where this member did not make the last decision."""
+    names = {m.member_id: name_of(m.member_id, m.endpoint) for m in cluster.members}
+
+    def by_name(copies: Mapping[str, frozenset[TaskId]]) -> dict[str, Sequence[str]]:
+        found = sorted((names.get(member_id, member_id), of) for member_id, of in copies.items())
+        return {name: task_names(tasks) for name, tasks in found if tasks}
+
+    return Decision(
+        tasks=len(cluster.tasks),
+        members=list(names.values()),
+        before={name: task_names(had) for name, had in before.values()} if before else None,
+        moved=_moved(before, cluster, decided, names),
+        withheld=task_names(decided.withheld),
+        held_back=task_names(cluster.held_back),
+        warmups=by_name(decided.warmup),
+        standbys=by_name(decided.standby),
+        later=decided.movements - len(decided.withheld),
+    )
+
+
+def decision_text(decision: Decision) -> str:
+    """One line."""
+    count = counted(decision.tasks, "task"), counted(len(decision.members), "instance")
+    parts = [" on ".join(count)]
+    gone = [f"{name} (had {some(had)})" for name, had in sorted(decision.gone.items())]
+    parts += [f"gone: {some(gone)}"] * bool(gone)
+    parts += [f"new: {some(decision.new)}"] * bool(decision.new)
+    moved = [
+        f"{some(one.tasks)} from {one.origin or 'nobody (new, or the owner is gone)'} to {one.to}"
+        for one in decision.moved
+    ]
     parts += [f"moves now: {some(moved, _MOVED_SHOWN)}"] * bool(moved)
-    if decided.withheld:
+    if decision.withheld:
         parts.append(
-            f"being handed over: {some(sorted(decided.withheld))} (their owners finish, the next "
+            f"being handed over: {some(decision.withheld)} (their owners finish, the next "
             f"rebalance gives them on)"
         )
-    if cluster.held_back:
-        parts.append(f"held back for a lost instance: {some(sorted(cluster.held_back))}")
-    warming = [
-        f"{task} on {names[m]}"
-        for m, tasks in sorted(decided.warmup.items())
-        for task in sorted(tasks)
-    ]
+    if decision.held_back:
+        parts.append(f"held back for now: {some(decision.held_back)}")
+    warming = [f"{task} on {name}" for name, tasks in decision.warmups.items() for task in tasks]
     parts += [f"warm-ups: {some(warming)}"] * bool(warming)
-    later = decided.movements - len(decided.withheld)
-    if later > 0:
-        parts.append(f"still to move: {later:,}")
-    elif not (decided.withheld or warming or cluster.held_back):
+    if decision.later > 0:
+        parts.append(f"still to move: {decision.later:,}")
+    elif not (decision.withheld or warming or decision.held_back):
         parts.append("nothing left to move")
     return "; ".join(parts)
 
 
 def _moved(
     before: Known, cluster: ClusterState, decided: Assignment, names: Mapping[str, str]
-) -> list[str]:
-    """``0_2, 0_3 from two to one`` of tasks whose new owner did not have them."""
+) -> list[Route]:
+    """Of tasks whose new owner did not have them."""
     owners = owners_of(cluster.members)
     last = {task: member_id for member_id, (_, had) in before.items() for task in had}
     routes: dict[tuple[str, str], list[TaskId]] = defaultdict(list)
@@ -577,11 +614,9 @@ def _moved(
             if member_id in owner_ids:
                 continue
             giver = min(owner_ids, default=last.get(task, ""))
-            origin = names.get(giver) or (
-                before[giver][0] if giver in before else "nobody (new, or the owner is gone)"
-            )
+            origin = names.get(giver) or (before[giver][0] if giver in before else "")
             routes[origin, names.get(member_id, member_id)].append(task)
     return [
-        f"{some(sorted(tasks))} from {origin} to {to}"
+        Route(tasks=task_names(tasks), origin=origin, to=to)
         for (origin, to), tasks in sorted(routes.items())
     ]

@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from everflow.assignment.user_data import AnswerError, AssignmentData, HostTasks, UserDataError
@@ -33,9 +33,10 @@ from everflow.kafka.group_channel import (
     watch_every,
 )
 from everflow.logs import ABOUT_ASSIGNMENT, counted, rebalance_log, some
-from everflow.membership.assignor import Claims, Identity, MemberAssignor
+from everflow.membership.assignor import Claims, Identity, MemberAssignor, name_of
+from everflow.rebalances import FOLLOW_UP, Join, task_names
 from everflow.records import MemberMetadata, TaskId, TopicPartition
-from everflow.topology.store_layouts import differing_lines
+from everflow.topology.known_programs import difference_of_lines
 
 
 def refusal_error(group_id: str, data: AssignmentData, identity: Identity) -> EverflowError:
@@ -63,9 +64,9 @@ def refusal_error(group_id: str, data: AssignmentData, identity: Identity) -> Ev
 def _other_program(
     group_id: str, data: AssignmentData, identity: Identity
 ) -> IncompatibleTopologyError:
-    differs = differing_lines(identity.topology, data.reference) if data.reference else ""
+    differs = difference_of_lines(data.reference, identity.topology) if data.reference else ""
     shown = (
-        f"Difference (+ this program, - the running one):\n{differs}"
+        f"Difference (before: the running program, now: this one):\n{differs}"
         if differs
         else (
             f"The lines of the running program (fingerprint {data.topology}) were not at hand; "
@@ -172,7 +173,7 @@ class FollowUps:
         if why is None and self._hot and min(self._hot.values()) <= now_ms:
             why = self._caught_up()
         if why is None and self._probe_at is not None and self._probe_at <= now_ms:
-            why = "the leader wanted a follow-up"
+            why = FOLLOW_UP
         self._requested = why is not None
         return why
 
@@ -232,13 +233,14 @@ class Lost:
 class Roles:
     """The copies this member keeps, after every completed rebalance, after its Assigned and
     Revoked. ``hosts`` by end point; None: left out for its size. ``draining_done``: nobody could
-    take the rest."""
+    take the rest. ``join``: how it came to this rebalance."""
 
     generation: int
     standby: frozenset[TaskId]
     warmup: frozenset[TaskId]
     hosts: Mapping[str, HostTasks] | None
     draining_done: bool
+    join: Join | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -306,6 +308,9 @@ class GroupMember:
         self._serial = 0
         self._generation = -1  # the last one completed without an error
         self._completed_ms = self._clock.monotonic_ms()
+        self._joined_ms: float | None = None
+        """When the first join after the last answer went out."""
+        self._why_asked = ""
         self._follow_ups = FollowUps()
         self._asking = threading.Lock()  # for _follow_ups, and for giving everything up
         self._revoking = threading.Event()
@@ -519,10 +524,13 @@ class GroupMember:
             self._subscribed = topics
             self.request_rejoin("topics came that a pattern names")
         self._give_up()
+        if self._error is not None:
+            return  # a poll in vain, of brokers that are away, must not delay the end
         with self._asking:
             why = self._follow_ups.due(self._clock.monotonic_ms(), channel.joining)
         if why is not None:
             rebalance_log.info("Asking for a rebalance: %s", why, extra=ABOUT_ASSIGNMENT)
+            self._why_asked = why
             channel.request_rejoin()
         if not channel.joining and (self._revoking.is_set() or self._must_finish()):
             channel.keep_alive()
@@ -567,11 +575,15 @@ class GroupMember:
             self._notice_eviction(self._channel)
         with self._asking:
             self._follow_ups.joining()
+        if self._joined_ms is None:
+            self._joined_ms = self._clock.monotonic_ms()
         return Claims(self.owned(), self._generation)
 
     def on_assignment(
         self, partitions: frozenset[TopicPartition], user_data: bytes, generation: int
     ) -> None:
+        began_ms, self._joined_ms = self._joined_ms, None
+        asked, self._why_asked = self._why_asked, ""
         try:
             data = self._assignor.answer(user_data)
         except UserDataError as failure:
@@ -585,7 +597,7 @@ class GroupMember:
         self._incomplete_since = None
         if not self._assignor.shutting_down_all:
             self._ending = None
-        partitions = self._assignor.known(partitions)
+        partitions = self._assignor.known(partitions, data.active)
         stale = self._assignor.is_stale(data)
         taken = self._taken_from_stale(partitions, data) if stale else partitions
         self._take(taken, generation)
@@ -597,6 +609,17 @@ class GroupMember:
         if self._handed_over or (self._assignor.draining and data.draining_done):
             self._drained.set()
         if not self._silent:
+            hosts = {host: task_names(on.active) for host, on in (data.hosts or {}).items()}
+            join = Join(
+                member=name_of(self.metadata().member_id, self._assignor.identity.endpoint),
+                generation=generation,
+                began_ms=self._completed_ms if began_ms is None else began_ms,
+                standby=data.standby,
+                warmup=data.warmup,
+                asked=asked,
+                hosts=hosts or None,
+                decision=self._assignor.decision,
+            )
             self._emit(
                 Roles(
                     generation,
@@ -604,6 +627,7 @@ class GroupMember:
                     data.warmup,
                     data.hosts,
                     data.draining_done,
+                    join,
                 )
             )
 

@@ -1,8 +1,9 @@
 """The HTTP server of an instance: `http.listen` (note 049). It runs on a thread of its own.
 
 Routes: `/metrics` for Prometheus, `/live` and `/ready` for probes, `/status` for people and
-programs (JSON), `/topology` as Kafka Streams describes it, `/page` for a browser. A POST to
-`/drain` makes the instance hand over, leave and end; it is heard from this host alone.
+programs (JSON), `/rebalances` with a record of each rebalance (JSON), `/topology` as Kafka Streams
+describes it, `/page` for a browser. A POST to `/drain` makes the instance hand over, leave and end;
+it is heard from this host alone.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -45,6 +46,7 @@ from everflow.observe.requests import (
     answer,
     own_host_only,
 )
+from everflow.rebalances import Rebalance
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -238,9 +240,11 @@ def application(
     drain: Callable[[], None] = lambda: None,
     page: Page | None = None,
     watch: Observe | None = None,
+    rebalances: Callable[[], Sequence[Rebalance]] = tuple,
 ) -> Starlette:
     """``observe`` is called on a worker thread for each request; ``watch``, which asks the brokers,
-    too, for all but probes. ``topology``: of `Topology.describe`; ``drain`` returns at once."""
+    too, for all but probes. ``topology``: of `Topology.describe`; ``drain`` returns at once.
+    ``rebalances``: the oldest first."""
     watched = watch or observe
     # Of their own: behind many readers, slow ones too, a probe would wait until it has failed.
     probing = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="everflow-probes")
@@ -257,6 +261,9 @@ def application(
     async def status(_: Request) -> Response:
         return JSONResponse(status_of(await run_in_threadpool(watched)))
 
+    async def rebalanced(_: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(lambda: [asdict(one) for one in rebalances()]))
+
     async def described(_: Request) -> Response:
         return PlainTextResponse(topology)
 
@@ -272,7 +279,9 @@ def application(
     async def index(request: Request) -> Response:
         if page is not None and "text/html" in request.headers.get("accept", ""):
             return RedirectResponse("page")
-        return PlainTextResponse("/metrics\n/live\n/ready\n/status\n/topology\n/page\n")
+        return PlainTextResponse(
+            "/metrics\n/live\n/ready\n/status\n/rebalances\n/topology\n/page\n"
+        )
 
     return Starlette(
         routes=[
@@ -281,6 +290,7 @@ def application(
             Route("/live", partial(probed, live)),
             Route("/ready", partial(probed, ready)),
             Route("/status", status),
+            Route("/rebalances", rebalanced),
             Route("/topology", described),
             Route("/drain", drained, methods=["POST"]),
             *(page.routes() if page is not None else ()),

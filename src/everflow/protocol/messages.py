@@ -459,6 +459,33 @@ def parse_metadata(text: str | None) -> CommitMetadata:
     return CommitMetadata(parts[1], of_nodes, _layouts(parts[2][end:]))
 
 
+# --- batch ids of a migration (note 067) ----------------------------------------------------------
+
+
+class Mark(NamedTuple):
+    """What a migration wrote beside a committed offset, in the place of a batch id. ``kind``:
+    `FILLED` (the group is being filled from ``application_id``, by a plan with ``digest``), `GONE`
+    (the group's state has gone to it), or `COPIED` (a position in a changelog of it)."""
+
+    kind: str
+    application_id: str
+    digest: str = ""
+
+    @property
+    def batch_id(self) -> str:
+        return ":".join(filter(None, self))
+
+
+FILLED, GONE, COPIED = "filled", "gone", "copied"
+
+
+def mark_in(text: str | None) -> Mark | None:
+    """The mark in the metadata of a committed offset; None for what a batch has committed."""
+    parts = (parse_metadata(text).batch_id or "").split(":")
+    known = parts[0] in (FILLED, GONE, COPIED) and len(parts) in (2, 3)
+    return Mark(*parts) if known else None
+
+
 def of_kafka_streams(text: str | None) -> bool:
     """True if Kafka Streams (Java) wrote the metadata: a version and a time, in base64."""
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -54,6 +54,14 @@ class Chunk(Protocol):
     def next_position(self) -> int: ...
     @property
     def records(self) -> int: ...
+
+
+@runtime_checkable
+class SizedChunk(Protocol):
+    """One that knows the size of its keys and values."""
+
+    @property
+    def bytes(self) -> int: ...
 
 
 class PlacedChunk(Chunk, Protocol):

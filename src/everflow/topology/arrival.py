@@ -31,6 +31,7 @@ from everflow.topology.graph import (
     SourceNode,
     StatefulNode,
     UnnestNode,
+    input_name,
 )
 
 DIGIT = 0x80
@@ -118,7 +119,11 @@ def ways_in_turn(
             table_bytes = len(read[node.name][0][0].edges) if passes_on else 0
             found[node.name] = (Way(node.name, b"", table_bytes),)
         elif isinstance(node, SourceNode):
-            found[node.name] = tuple(Way(f"{node.name}/{topic}", b"") for topic in node.topics)
+            found[node.name] = tuple(
+                Way(f"{node.name}/{input_name(topic, first)}", b"")
+                for topic in node.topics
+                for first in node.firsts_of(topic)
+            )
         else:
             inputs = list(node.inputs) if isinstance(node, ProjectNode) else []
             if isinstance(node, MergeNode):
@@ -262,12 +267,12 @@ def require_direct(graph: Graph) -> None:
     for name, group in together(graph).items():
         node = graph.node(name)
         _, others = ways_to(graph, node, group)
-        for input_name in (*others, *node.inputs[1:]):
-            behind = graph.before(input_name) & set(group)
+        for other in (*others, *node.inputs[1:]):
+            behind = graph.before(other) & set(group)
             if behind:
                 raise TopologyError(
                     f"{name} shares a store with {sorted(behind)[0]} and reads its results through "
-                    f"{input_name}: both run record by record, and what lies between takes a whole "
+                    f"{other}: both run record by record, and what lies between takes a whole "
                     "batch; do that in one of the two processors, or give them stores of their own",
                     where=node.where,
                 )

@@ -17,7 +17,8 @@ from everflow.records import EdgeBatch, Int64, KeyPlaces, joined_headers
 
 @dataclass(kw_only=True)
 class BatchInput:
-    """Decoded records by slot, with the batch's rows in which they stand; metadata of all rows."""
+    """Decoded records by slot, with the batch's rows in which they stand; metadata of all rows, as
+    in an `EdgeBatch`."""
 
     batches: dict[int, EdgeBatch]
     rows: dict[int, Int64]

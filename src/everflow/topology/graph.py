@@ -211,13 +211,18 @@ class Reading:
 @dataclass(frozen=True)
 class SourceNode(Node):
     """Reads topics. ``kind``: ``stream`` or ``repartition`` (an internal topic, named without the
-    application id prefix)."""
+    application id prefix). ``firsts``: of topics with more partitions than tasks, what a task's
+    number is added to for each partition that it reads (note 067); of all others ``(0,)``."""
 
     topics: tuple[str, ...]
     key_serde: Serde
     value_serde: Serde
     kind: str = "stream"
     reading: Reading = field(default_factory=lambda: Reading())
+    firsts: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def firsts_of(self, topic: str) -> tuple[int, ...]:
+        return dict(self.firsts).get(topic, (0,))
 
     @property
     def extractor(self) -> TimestampExtractor | ColumnExpr | None:
@@ -226,7 +231,7 @@ class SourceNode(Node):
         return None if isinstance(timestamp, FailOnInvalidTimestamp) else timestamp
 
     def partition_times(self) -> dict[str, str]:
-        """The topics whose partition time is kept, and the name under which that is."""
+        """The inputs (`input_name`) whose partition time is kept, and the name under which."""
         found = self.extractor
         if not isinstance(found, TimestampExtractor) or not found.remembers:
             return {}
@@ -234,8 +239,19 @@ class SourceNode(Node):
 
     def names_of_topics(self, what: str = "") -> dict[str, str]:
         alone = len(self.topics) == 1 and self.reading.pattern is None
-        names = {topic: self.name if alone else f"{self.name}/{topic}" for topic in self.topics}
-        return {topic: f"{name}{what}" for topic, name in names.items()}
+        return {
+            input_name(topic, first): input_name(
+                self.name if alone else f"{self.name}/{topic}", first
+            )
+            + what
+            for topic in self.topics
+            for first in self.firsts_of(topic)
+        }
+
+
+def input_name(topic: str, first: int) -> str:
+    """One of a task's inputs: of ``topic`` the partition ``first`` + the task's number."""
+    return f"{topic}+{first}" if first else topic  # no topic's name has a plus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -434,13 +450,15 @@ class TableOperator(Operator):
 
 class Surroundings(NamedTuple):
     """What a processor gets beside its records: the application, the task's sub-topology, the
-    names of the input topics by ``source``, the machine's clock (epoch ms), calls to leave out."""
+    names of the input topics by ``source``, the machine's clock (epoch ms), calls to leave out.
+    ``firsts``: `SourceNode.firsts`, by ``source``."""
 
     application_id: str
     subtopology: int
     topics: Mapping[int, str]
     wall_clock_ms: int
     skipped: frozenset[ClockCall] = frozenset()
+    firsts: Mapping[int, int] = MappingProxyType({})
 
 
 class Link(NamedTuple):

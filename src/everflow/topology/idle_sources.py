@@ -7,17 +7,18 @@ layouts of the stores, as far as they fit. Brokers refuse a commit with more tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from everflow.errors import TopologyError
 from everflow.topology.graph import Graph, Node, SinkNode, SourceNode, StatefulNode
+from everflow.topology.stream_times import node_of
 from everflow.topology.subtopologies import SubTopology, cut
 
 
 @dataclass(frozen=True)
 class IdleSource:
-    """An input topic of a sub-topology whose silence counts.
+    """An input of a sub-topology's tasks whose silence counts.
 
     Attributes:
         kept: under which name its time, that of its records or what it was moved to, is kept.
@@ -31,7 +32,7 @@ class IdleSource:
 
 
 def idle_sources(graph: Graph, application_id: str) -> dict[str, dict[str, IdleSource]]:
-    """Idle sources by source node and topic (as the node names it).
+    """Idle sources by source node and input (`input_name`, of topics as the node names them).
 
     A repartition topic is idle when every source that it is written from is; it waits for the
     longest of them, since a record may be on its way from there.
@@ -52,8 +53,8 @@ def idle_sources(graph: Graph, application_id: str) -> dict[str, dict[str, IdleS
             for topic in one.topics
         )
         found[node.name] = {
-            topic: IdleSource(name, max(known), fed_by)
-            for topic, name in node.names_of_topics("/idle").items()
+            read: IdleSource(name, max(known), fed_by)
+            for read, name in node.names_of_topics("/idle").items()
         }
     return found
 
@@ -92,6 +93,25 @@ def bytes_for_layouts(graph: Graph) -> int:
     idle = idle_sources(graph, "")
     taken = max((_times_bytes(sub, idle) for sub in cut(graph).subtopologies), default=0)
     return max(0, MOST_BYTES - OTHERS_BYTES - taken)
+
+
+def fitting(times: Mapping[str, int], nodes: Collection[str], room: int) -> dict[str, int]:
+    """``times`` by name, of nodes that the program (``nodes``) no longer has so many as fit into
+    ``room`` bytes: brokers would refuse the whole commit."""
+    found = {}
+    for name, time_ms in sorted(times.items()):
+        if node_of(name) not in nodes:
+            room -= len(name.encode()) + _TIME_BYTES
+            if room < 0:
+                continue
+        found[name] = time_ms
+    return found
+
+
+def room_beside(layouts: str, times: Iterable[str] = ()) -> int:
+    """The bytes that ``layouts`` and these stream times leave of what is beside an offset."""
+    taken = sum(len(name.encode()) + _TIME_BYTES for name in times)
+    return MOST_BYTES - OTHERS_BYTES - len(layouts.encode()) - taken
 
 
 def require_metadata_fits(graph: Graph) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TypeVar
 
 from everflow.errors import TopologyError
 from everflow.topology.graph import Graph, SourceNode
+from everflow.topology.grown_topics import misfits
 from everflow.topology.program import Topology
-from everflow.topology.subtopologies import cut, internal_topics
+from everflow.topology.subtopologies import cut, fixed_tasks, internal_topics
 
 _INTERNAL = ("-changelog", "-repartition")
 _Program = TypeVar("_Program", bound=Graph)
@@ -98,23 +100,32 @@ class TopicGrowth:
     where: Mapping[str, str]
 
 
+_NONE: Mapping[str, int] = MappingProxyType({})
+
+
 def growth(
-    topology: Graph, counts: Mapping[str, int], existing: Mapping[str, int], application_id: str
+    topology: Graph,
+    counts: Mapping[str, int],
+    existing: Mapping[str, int],
+    application_id: str,
+    internal: Mapping[str, int] = _NONE,
 ) -> TopicGrowth:
-    """``counts``: partitions of the user's topics that the program reads; ``existing``: of all.
-    Each new or wider topic is taken or left out by itself, in the order of names."""
+    """``counts``: partitions of the user's topics that the program reads; ``existing``: of all;
+    ``internal``: of its own, by full name. Each new or wider topic is taken or left out by itself,
+    in the order of names."""
     taken: dict[str, int] = {}
     left_out: dict[str, str] = {}
     where: dict[str, str] = {}
-    for topic, read in resizable(topology).items():
-        partitions = existing.get(topic, 0)
-        if 0 < counts.get(topic, 0) < partitions and not _differing(
-            topology, {**counts, **taken}, {topic: partitions}, application_id
+    for topic, read in _sources(topology).items():
+        partitions, now = existing.get(topic, 0), {**counts, **taken}
+        if (
+            0 < counts.get(topic, 0) < partitions
+            and why_not_grown(topology, now, topic, partitions, application_id, internal) is None
         ):
             where[topic], taken[topic] = str(read.where), partitions
     if not pattern_sources(topology):
         return TopicGrowth(topology, taken, left_out, where)
-    shape = _internal_partitions(topology, counts, application_id)
+    shape = _internal_partitions(topology, counts, application_id, internal)
     for topic in sorted(existing.keys() - counts.keys()):
         partitions = existing[topic]
         try:
@@ -124,12 +135,16 @@ def growth(
             where[topic] = str(source.where)
             # Behind the topics that there are: what was numbered keeps its number.
             wider = _reading(topology, {source.name: (*source.topics, topic)})
-            other = _internal_partitions(
-                wider, {**counts, **taken, topic: partitions}, application_id
-            )
+            now = {**counts, **taken, topic: partitions}
+            other = _internal_partitions(wider, now, application_id, internal)
+            fixed = fixed_tasks(cut(wider), internal, application_id)
+            unfit = [one for one in misfits(cut(wider), now, fixed) if one.topic == topic]
         except TopologyError as error:
             where.setdefault(topic, str(error.where))
             left_out[topic] = str(error).partition("\n  at ")[0]
+            continue
+        if unfit:
+            left_out[topic] = unfit[0].text
             continue
         changed = sorted(name for name, number in other.items() if shape[name] != number)
         if changed:
@@ -142,42 +157,59 @@ def growth(
     return TopicGrowth(topology, taken, left_out, where)
 
 
-def resizable(topology: Graph) -> dict[str, SourceNode]:
-    """The user's topics that may get more partitions while the program runs, with their sources:
-    nothing of their sub-topologies is stored, so no key has a state that it would leave."""
-    subs = cut(topology).subtopologies
-    free = {topic for sub in subs if not sub.stores for topic in sub.source_topics}
+def _sources(topology: Graph) -> dict[str, SourceNode]:
     sources = [node for node in topology.nodes if isinstance(node, SourceNode)]
     return {
         topic: source
         for source in sources
         if source.kind != "repartition"
-        for topic in sorted(free.intersection(source.topics))
+        for topic in sorted(source.topics)
     }
 
 
-def may_grow(
-    topology: Graph, counts: Mapping[str, int], topic: str, partitions: int, application_id: str
-) -> bool:
-    if topic not in resizable(topology) or partitions <= counts[topic]:
-        return False
-    return not _differing(topology, counts, {topic: partitions}, application_id)
-
-
-def _differing(
-    topology: Graph, counts: Mapping[str, int], more: Mapping[str, int], application_id: str
-) -> bool:
-    before = _internal_partitions(topology, counts, application_id)
+def why_not_grown(
+    topology: Graph,
+    counts: Mapping[str, int],
+    topic: str,
+    partitions: int,
+    application_id: str,
+    internal: Mapping[str, int] = _NONE,
+) -> str | None:
+    """Why a running program does not read the new partitions of one of its inputs; None: it does,
+    for each key stays where its state is, or none has a state. ``internal``: as for `growth`."""
+    source = _sources(topology).get(topic)
+    if source is None or partitions <= counts[topic]:
+        return ""
+    subs, now = cut(topology), {**counts, topic: partitions}
+    sub = next(one for one in subs.subtopologies if one.index == subs.index_of[source.name])
+    fixed = fixed_tasks(subs, internal, application_id)
+    if sub.stores and sub.index not in fixed:
+        return (
+            f"store {sub.stores[0].name} behind it has no changelog: what it has of keys that go "
+            f"to new tasks would be lost without a word"
+        )
+    if counts[topic] < fixed.get(sub.index, 0):
+        return f"the stores behind it have {fixed[sub.index]}, more than the topic had"
+    for one in misfits(subs, now, fixed, counts):
+        if one.topic == topic:
+            return f"{one.text}: {one.cure}"
+    before = _internal_partitions(topology, counts, application_id, internal)
     try:
-        return _internal_partitions(topology, {**counts, **more}, application_id) != before
-    except TopologyError:
-        return True
+        after = _internal_partitions(topology, now, application_id, internal)
+    except TopologyError as error:
+        return str(error).partition("\n  at ")[0]
+    changed = sorted(name for name, number in after.items() if before[name] != number)
+    if changed:
+        return (
+            f"{changed[0]} would need {after[changed[0]]} partitions and has {before[changed[0]]}"
+        )
+    return None
 
 
 def _internal_partitions(
-    topology: Graph, counts: Mapping[str, int], application_id: str
+    topology: Graph, counts: Mapping[str, int], application_id: str, internal: Mapping[str, int]
 ) -> dict[str, int]:
-    found = internal_topics(cut(topology), counts, application_id)
+    found = internal_topics(cut(topology), counts, application_id, existing=internal)
     return {
         name: partitions
         for topics in (found.repartition, found.changelog)

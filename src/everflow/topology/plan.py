@@ -8,7 +8,7 @@ computed by stages (`everflow.spark.columns.staged`); a worker runs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from types import FunctionType
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from everflow.columns.key_partitions import MURMUR2
 from everflow.errors import TopologyError
-from everflow.records import TaskId
+from everflow.records import TaskId, TopicPartition
 from everflow.serdes import BytesSerde, Serde
 from everflow.serdes.base import ResultDecoder, decode_one, value_reader
 from everflow.state.store import StoreSpec
@@ -45,6 +45,7 @@ from everflow.topology.graph import (
     TimeFunction,
     TimestampExtractor,
     UnnestNode,
+    input_name,
 )
 from everflow.topology.idle_sources import IdleSource, idle_sources, sources_of
 from everflow.topology.partitioners import KeyPartitioner, key_partitioners, keyed_sources, usual
@@ -69,7 +70,8 @@ DEAD_LETTER_TYPE = EdgeType(
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One input topic, by its full name: ``index`` is the ``source`` column of its rows."""
+    """One input of each task: of ``topic`` (its full name) the partition ``first`` + the task's
+    number, if below ``until``. ``index`` is the ``source`` column of its rows."""
 
     index: int = 0
     topic: str
@@ -89,6 +91,30 @@ class Source:
     """How it advances stream time while it is idle; None: it does not."""
     partitioner: KeyPartitioner | None = None
     """Where a store relies on it; None: no matter, or this application writes the topic."""
+    first: int = 0
+    """Above 0: the topic has a multiple of the partitions of the state behind it (note 067)."""
+    until: int | None = None
+
+    def reads(self, tp: TopicPartition) -> bool:
+        within = self.until is None or tp.partition < self.until
+        return tp.topic == self.topic and self.first <= tp.partition and within
+
+    def log(self, partition: int) -> TopicPartition:
+        """What the task of that number reads of it."""
+        return TopicPartition(self.topic, self.first + partition)
+
+    def task(self, tp: TopicPartition) -> TaskId:
+        return TaskId(self.subtopology, tp.partition - self.first)
+
+
+def sources_of_logs(
+    sources: Iterable[Source], logs: Iterable[TopicPartition]
+) -> dict[TopicPartition, Source]:
+    """Which source reads each of these logs; KeyError for one that none reads."""
+    by_topic: dict[str, list[Source]] = {}
+    for source in sources:
+        by_topic.setdefault(source.topic, []).append(source)
+    return {tp: next(one for one in by_topic[tp.topic] if one.reads(tp)) for tp in logs}
 
 
 @dataclass(frozen=True)
@@ -396,11 +422,12 @@ class PhysicalPlan:
 
     @property
     def idle(self) -> Mapping[int, Mapping[str, IdleSource]]:
-        """By sub-topology and topic."""
+        """By sub-topology and input (`input_name`)."""
         found: dict[int, dict[str, IdleSource]] = {}
         for source in self.sources:
             if source.idle is not None:
-                found.setdefault(source.subtopology, {})[source.topic] = source.idle
+                name = input_name(source.topic, source.first)
+                found.setdefault(source.subtopology, {})[name] = source.idle
         return found
 
     def value_results(self, store: str) -> ResultDecoder:
@@ -621,36 +648,40 @@ class _Planner:
         # Somebody else writes keys that a store relies on.
         relied_on = node.kind != "repartition" and node.name in self._keyed
         for topic in node.topics:
-            slot = self._slot(node.name, node.out)
-            self._sources.append(
-                Source(
-                    index=len(self._sources),
-                    topic=f"{self._app}-{topic}" if node.kind == "repartition" else topic,
-                    subtopology=self._sub[node.name],
-                    node=node.name,
-                    key_serde=node.key_serde,
-                    value_serde=node.value_serde,
-                    offset_reset=node.reading.offset_reset,
-                    kind=node.kind,
-                    slot=slot,
-                    own_times=node.extractor is None,
-                    idle=self._idle.get(node.name, {}).get(topic),
-                    partitioner=self._partitioners.get(topic) if relied_on else None,
+            firsts = node.firsts_of(topic)
+            for first, until in zip(firsts, (*firsts[1:], None), strict=True):
+                slot = self._slot(node.name, node.out)
+                self._sources.append(
+                    Source(
+                        index=len(self._sources),
+                        topic=f"{self._app}-{topic}" if node.kind == "repartition" else topic,
+                        subtopology=self._sub[node.name],
+                        node=node.name,
+                        key_serde=node.key_serde,
+                        value_serde=node.value_serde,
+                        offset_reset=node.reading.offset_reset,
+                        kind=node.kind,
+                        slot=slot,
+                        own_times=node.extractor is None,
+                        idle=self._idle.get(node.name, {}).get(input_name(topic, first)),
+                        partitioner=self._partitioners.get(topic) if relied_on else None,
+                        first=first,
+                        until=until,
+                    )
                 )
-            )
-            yield slot if node.extractor is None else self._place_times(node, topic, slot)
+                yield slot if node.extractor is None else self._place_times(node, topic, slot)
 
     def _place_times(self, node: SourceNode, topic: str, slot: int) -> int:
-        extractor = node.extractor
+        extractor, source = node.extractor, self._sources[-1]
         if isinstance(extractor, ColumnExpr):
             slot = self._choice(node, "time", extractor, pa.int64(), slot, self._times)
         out = self._slot(node.name, node.out)
         op = TimeOp(
             name=node.name,
-            source=self._sources[-1].index,
-            subtopology=self._sources[-1].subtopology,
+            source=source.index,
+            subtopology=source.subtopology,
             extractor=None if isinstance(extractor, ColumnExpr) else extractor,
-            kept=node.partition_times().get(topic),
+            kept=node.partition_times().get(input_name(topic, source.first)),
             input=slot,
             output=out,
             where=node.where,

@@ -1,21 +1,21 @@
-"""Says what a store's bytes mean; refuses to read them as something else. Pure.
+"""Says what the bytes of stores and repartition topics mean, and keeps it beside offsets. Pure.
 
 Equal words mean bytes that are read alike (note 013). They are written beside every committed
 offset, so that an instance with nothing but changelogs knows them. `fingerprint` lists what must be
 the same in all instances of a group: stateless operators may change in a rolling upgrade.
+`everflow.topology.compatibility` compares, and refuses.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from everflow.errors import StoreLayoutError, start_over
 from everflow.serdes import (
     BooleanSerde,
     BytesSerde,
@@ -32,10 +32,10 @@ from everflow.serdes.by_record import ByRecord
 from everflow.serdes.lists import ListSerde
 from everflow.serdes.windowed import SessionWindowedSerde, TimeWindowedSerde
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import GlobalTableNode, Graph, SourceNode, StatefulNode
+from everflow.topology.graph import GlobalTableNode, Graph, SourceNode
 from everflow.topology.partitioners import spread_otherwise
+from everflow.topology.stream_times import timed_by, times_text
 from everflow.topology.subtopologies import SubTopologies, SubTopology
-from everflow.user_program import place
 
 _NAMED_BY_TYPE = (
     *(BytesSerde, StringSerde, BooleanSerde, IntegerSerde, FloatSerde, DoubleSerde),
@@ -82,9 +82,19 @@ def serde_words(serde: Serde, folds: tuple[str, ...] = (), *, key: bool = False)
     return f"{_words(serde.type, folds, ordered=True, ordered_inside=True)} as {type(own).__name__}"
 
 
-def digest(layout: StoreLayout) -> str:
-    """Stands for a layout in 17 characters."""
-    return "#" + blake2b(_json(layout).encode(), digest_size=8).hexdigest()
+def repartition_words(graph: Graph) -> dict[str, tuple[str, str]]:
+    """`serde_words` of keys and values by repartition topic, without the application's id."""
+    return {
+        topic: (serde_words(node.key_serde, key=True), serde_words(node.value_serde))
+        for node in graph.nodes
+        if isinstance(node, SourceNode) and node.kind == "repartition"
+        for topic in node.topics
+    }
+
+
+def digest(words: Sequence[str]) -> str:
+    """Stands for a layout, or other words, in 17 characters."""
+    return "#" + blake2b(_json(words).encode(), digest_size=8).hexdigest()
 
 
 def to_text(layouts: Mapping[str, Kept], most_characters: int) -> str:
@@ -110,14 +120,169 @@ def from_json(data: Mapping[str, Any]) -> dict[str, Kept]:
     }
 
 
+# --- what is kept beside the layouts (note 067) ---------------------------------------------------
+
 _TOPIC = "*"
-"""Begins an entry that is no store's. Alone it says that repartition topics are among them."""
+"""Begins an entry that is no store's. Alone it says that repartition topics are among them; its
+value is the digest of the program's `fingerprint`, then ``.N`` after the Nth other program.
+``*name``: the digest of a repartition topic's words. Values are empty in the texts of earlier
+releases, which pass on each entry whose value is a text."""
+_SUB = "*:"
+"""Begins an entry that is no topic's: ``*:N``: what sub-topology N reads, a line each."""
+_GONE = "*:gone"
+"""Entries of earlier programs, a line each, that the program of this text no longer has."""
+TIMES = "*:times"
+"""Whose the stream times beside the same offset are (`stream_times.times_text`)."""
 
 
-def beside_topics(kept: Mapping[str, Kept], repartition: Iterable[str]) -> dict[str, Kept]:
-    """``kept`` with the names of the program's repartition topics (without the application's id),
-    so that a later start can tell one that is new from one that was lost."""
-    return {**kept, _TOPIC: "", **{f"{_TOPIC}{name}": "" for name in repartition}}
+def is_store(entry: str) -> bool:
+    return not entry.startswith(_TOPIC)
+
+
+def kept_text(
+    kept: Mapping[str, Kept],
+    subs: SubTopologies,
+    found: Iterable[Mapping[str, Kept]],
+    most_characters: int,
+) -> str:
+    """What is written beside offsets: ``kept``, the stores' layouts, and, where there is room, the
+    digests of the program and of its repartition topics, whose the stream times are, and what its
+    sub-topologies read.
+    ``found``: beside the offsets of before. Empty as `to_text`."""
+    texts = list(found)
+    last, words = newest(texts), repartition_words(subs.topology)
+    earlier = topics_in(texts).get("repartition", frozenset()) - words.keys()
+    program = {_TOPIC: _program(last, digest(fingerprint(subs)))}
+    topics: dict[str, Kept] = {
+        **{f"{_TOPIC}{name}": last.get(f"{_TOPIC}{name}", "") for name in earlier},
+        **{f"{_TOPIC}{name}": digest(one) for name, one in words.items()},
+    }
+    own = {store.name for sub in subs.subtopologies for store in sub.stores}
+    gone = [*(kept.keys() - own), *(f"{_TOPIC}{name}" for name in earlier)]
+    if gone:
+        topics[_GONE] = "\n".join(sorted(gone))
+    times: dict[str, Kept] = {TIMES: times_text(timed_by(subs.topology), last.get(TIMES))}
+    reads = {f"{_SUB}{sub.index}": "\n".join(reads_of(sub)) for sub in subs.subtopologies}
+    whole = _json({**kept, **program, **topics, **times, **reads})
+    if len(whole) <= most_characters:
+        return whole
+    names = {entry: "" for entry in topics if not entry.startswith(_SUB)}
+    shorter: list[dict[str, Kept]] = [
+        {**program, **topics, **times},
+        {**program, **topics},
+        {**program, **names},
+        {},
+    ]
+    texts_of = (to_text({**kept, **less}, most_characters) for less in shorter)
+    return next(filter(None, texts_of), "")
+
+
+def reads_of(sub: SubTopology) -> list[str]:
+    """The user's topics, ``pattern P`` for those that match one, and ``*name`` of repartition
+    topics."""
+    reads: set[str] = set()
+    for node in sub.nodes:
+        if isinstance(node, SourceNode) and node.kind != "repartition":
+            pattern = node.reading.pattern
+            reads.update(node.topics if pattern is None else [f"{PATTERN}{pattern.pattern}"])
+    return [*sorted(reads), *(f"{_TOPIC}{name}" for name in sub.repartition_sources)]
+
+
+PATTERN = "pattern "
+"""No topic's name has a space."""
+
+
+def newest(found: Iterable[Mapping[str, Kept]]) -> dict[str, Kept]:
+    """The entries of the program that committed last: a partition in which nothing was processed
+    since has those of the program before."""
+    texts = list(found)
+    last = max(map(_programs_before, texts), default=0)
+    return {
+        entry: kept for one in texts if _programs_before(one) == last for entry, kept in one.items()
+    }
+
+
+def _programs_before(text: Mapping[str, Kept]) -> int:
+    """-1: the text does not say which program it is of."""
+    own = text.get(_TOPIC, "")
+    if not isinstance(own, str) or not own:
+        return -1
+    number = own.partition(".")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _program(last: Mapping[str, Kept], own: str) -> str:
+    before = _programs_before(last)
+    count = before if program_in(last) in (own, None) else before + 1
+    return f"{own}.{count}" if count > 0 else own
+
+
+def program_in(last: Mapping[str, Kept]) -> str | None:
+    """The digest of the program's `fingerprint`; None where it was not kept."""
+    own = last.get(_TOPIC, "")
+    return (own.partition(".")[0] or None) if isinstance(own, str) else None
+
+
+def repartition_in(last: Mapping[str, Kept]) -> dict[str, str]:
+    """Repartition topics of `newest` entries, and the digest of each one's words, if it is kept."""
+    return {
+        entry.removeprefix(_TOPIC): kept if isinstance(kept, str) else ""
+        for entry, kept in last.items()
+        if entry.startswith(_TOPIC) and entry != _TOPIC and not entry.startswith(_SUB)
+    }
+
+
+def reads_in(last: Mapping[str, Kept]) -> dict[int, list[str]] | None:
+    """`reads_of` by sub-topology, of `newest` entries; None where they were not kept."""
+    found = {
+        int(number): kept.split("\n")
+        for entry, kept in last.items()
+        if (number := entry.removeprefix(_SUB)).isdecimal()
+        and entry.startswith(_SUB)
+        and isinstance(kept, str)
+        and kept
+    }
+    return found or None
+
+
+def gone_in(last: Mapping[str, Kept]) -> frozenset[str]:
+    """Entries, of `newest` ones, that the program no longer had."""
+    kept = last.get(_GONE, "")
+    return frozenset(kept.split("\n") if isinstance(kept, str) and kept else ())
+
+
+def never_read(
+    subs: SubTopologies,
+    found: Iterable[Mapping[str, Kept]],
+    read: Collection[str],
+    existing: Collection[str],
+    application_id: str,
+) -> dict[int, tuple[list[str], list[str]]]:
+    """Sub-topologies none of whose topics a program has read, by number: their ``existing``
+    changelogs, and these topics, by full names. Empty where nothing was processed yet. ``found``:
+    beside committed offsets; ``read``: topics with such. What a program is known to have read has
+    lost its offsets: that is another matter."""
+    texts = [one for one in found if one]
+    if not texts:
+        return {}
+    prefix = f"{application_id}-"
+    known = {*read}
+    for topics in (topic for one in texts for topic in (reads_in(one) or {}).values()):
+        known |= {re.sub(r"^\*", prefix, topic) for topic in topics}
+    return {
+        sub.index: (logs, list(sub.inputs(application_id)))
+        for sub in subs.subtopologies
+        if not known.intersection(sub.inputs(application_id))
+        and (
+            logs := [
+                store.changelog_topic(application_id)
+                for store in sub.stores
+                if store.logging
+                and store.source_topic is None
+                and store.changelog_topic(application_id) in existing
+            ]
+        )
+    }
 
 
 def topics_in(found: Iterable[Mapping[str, Kept]]) -> dict[str, frozenset[str]]:
@@ -126,108 +291,37 @@ def topics_in(found: Iterable[Mapping[str, Kept]]) -> dict[str, frozenset[str]]:
     names = frozenset(name for one in found for name in one)
     if not names:
         return {}
-    stores = {name for name in names if not name.startswith(_TOPIC)}
+    stores = {name for name in names if is_store(name)}
     known = {"changelog": frozenset(f"{name}-changelog" for name in stores)}
     if _TOPIC in names:
-        topics = (name.removeprefix(_TOPIC) for name in names - stores)
-        known["repartition"] = frozenset(topics) - {""}
+        known["repartition"] = frozenset(repartition_in(dict.fromkeys(names, "")))
     return known
 
 
-def layouts_to_keep(
-    application_id: str, graph: Graph, found: Iterable[Mapping[str, Kept]]
-) -> dict[str, Kept]:
-    """Those to be written from now on: of the program's stores, and of those that it no longer has,
-    as ``found``. StoreLayoutError for one that was written otherwise than it is read."""
-    nodes = [node for node in graph.nodes if isinstance(node, StatefulNode)]
-    stores = {store.name: (node, store) for node in nodes for store in node.stores}
-    spread = spread_otherwise(graph)
-    mine = {name: layout_of(store) for name, (_, store) in stores.items()}
-    for name in mine.keys() & spread.keys():
-        mine[name] = mine[name]._replace(key=f"{mine[name].key}, spread by {spread[name]}")
-    known = [entry for one in found for entry in one.items()]
-    wrong = {
-        name: differs
-        for name, kept in known
-        if name in mine and (differs := difference(kept, mine[name]))
-    }
-    if wrong:
-        raise _refusal(
-            application_id,
-            "\n".join(
-                _described(*stores[name], differs) for name, differs in sorted(wrong.items())
-            ),
-        )
-    return {**dict(known), **mine}
-
-
-def require_readable(application_id: str, graph: Graph) -> None:
-    """StoreLayoutError for stores whose bytes Kafka Streams, which ran before, writes otherwise."""
-    stores = [
-        (node, store, why)
-        for node in graph.nodes
-        if isinstance(node, StatefulNode)
-        for store in node.stores
-        if (why := _why_private(store))
-    ]
-    if stores:
-        listed = "\n".join(_described(node, store, why) for node, store, why in stores)
-        raise StoreLayoutError(
-            f"Application {application_id} was run by Kafka Streams (Java), and everflow cannot "
-            f"read what that keeps in these stores, so it was not started.\n{listed}\n"
-            "Nothing was read or changed, and the Java application can go on. To go on here, leave "
-            "these operators to an application of their own, whose input is what this one writes; "
-            "or give the program an application.id of its own: it makes its stores anew, from the "
-            f"input. docs/guide/taking-over.md says more.\n{start_over(application_id)}",
-            difference=listed,
-        )
-
-
-def _why_private(store: StoreSpec) -> str:
-    if store.private:
-        return "its bytes are internal to each of the two"
-    if isinstance(store.value_serde, PackedSerde):
-        return (
-            "its values are everflow's packed structs; a single aggregate, or value=serdes.json("
-            "...) of a Python aggregate, has bytes that Java can have written"
-        )
-    return ""
-
-
-def difference(stored: Kept, now: StoreLayout) -> str:
-    """Two lines for each part that differs; empty if none does."""
-    if isinstance(stored, str):
-        other = (
-            f"stored: another layout, which was too long to be kept in words ({stored})\nnow:  "
-            f"  {'; '.join(now)}"
-        )
-        return "" if stored == digest(now) else other
-    parts = zip(StoreLayout._fields, stored, now, strict=True)
-    return "\n".join(
-        f"{part} stored: {then}\n{part} now:    {new}" for part, then, new in parts if then != new
+def differing_parts(stored: Kept, now: Kept) -> tuple[str, str] | None:
+    """The parts that differ, as they are stored and as they are now; None if none does, or if it is
+    not known what is stored (empty)."""
+    if isinstance(stored, str) or isinstance(now, str):
+        same = not stored or not now or _digest(stored) == _digest(now)
+        return None if same else (words_of(stored), words_of(now))
+    parts = list(zip(StoreLayout._fields, stored, now, strict=True))
+    differ = [(part, then, new) for part, then, new in parts if then != new]
+    if not differ:
+        return None
+    return (
+        "; ".join(f"{part} {then}" for part, then, _ in differ),
+        "; ".join(f"{part} {new}" for part, _, new in differ),
     )
 
 
-def _described(node: StatefulNode, store: StoreSpec, differs: str) -> str:
-    where = store.where or node.where
-    lines = [
-        f"store {store.name} of {node.name}{f', at {place(where)}' if where else ''}",
-        *differs.splitlines(),
-    ]
-    return "\n    ".join([f"  {lines[0]}", *lines[1:]])
+def _digest(kept: Kept) -> str:
+    return kept if isinstance(kept, str) else digest(kept)
 
 
-def _refusal(application_id: str, differs: str) -> StoreLayoutError:
-    return StoreLayoutError(
-        f"Application {application_id} has stored something else than this program reads, so it "
-        f"was not started.\n{differs}\nRead as it is written now, what is stored would give wrong "
-        "figures. Nothing was read or changed; instances that run the old program go on.\nTo keep "
-        "what is stored, write the operator as it was. To keep the change, give the program an "
-        "application.id of its own: it makes its stores anew, from the input as auto.offset.reset "
-        "says; or give the store another name and start once with --create-new-topics: it begins "
-        f"empty, with what is read from then on.\n{start_over(application_id)}",
-        difference=differs,
-    )
+def words_of(layout: Kept) -> str:
+    if isinstance(layout, str):
+        return f"another one, too long to be kept in words ({layout})" if layout else ""
+    return f"{layout.kind}, key {layout.key}, value {layout.value}"
 
 
 def _json(data: object) -> str:
@@ -285,7 +379,8 @@ def fingerprint(subs: SubTopologies) -> tuple[str, ...]:
         kept.append(f"sub-topology {one.index} keeps all of {origin} in {_store(one.node.store)}")
     spread = spread_otherwise(subs.topology)
     kept += [f"store {store} is spread by {by}" for store, by in spread.items()]
-    return tuple(sorted([line for sub in subs.subtopologies for line in _lines(sub)] + kept))
+    words = repartition_words(subs.topology)
+    return tuple(sorted([line for sub in subs.subtopologies for line in _lines(sub, words)] + kept))
 
 
 def differing_lines(mine: Sequence[str], theirs: Sequence[str]) -> str:
@@ -302,7 +397,7 @@ def differing_lines(mine: Sequence[str], theirs: Sequence[str]) -> str:
     return "\n".join(shown)
 
 
-def _lines(sub: SubTopology) -> list[str]:
+def _lines(sub: SubTopology, words: Mapping[str, tuple[str, str]]) -> list[str]:
     at = f"sub-topology {sub.index}"
     sources = {
         topic: node for node in sub.nodes if isinstance(node, SourceNode) for topic in node.topics
@@ -311,8 +406,7 @@ def _lines(sub: SubTopology) -> list[str]:
     # it is stored.
     lines = [f"{at} reads {_named(sources[topic], topic)}" for topic in sub.source_topics]
     for topic in sub.repartition_sources:
-        key = serde_words(sources[topic].key_serde, key=True)
-        value = serde_words(sources[topic].value_serde)
+        key, value = words[topic]
         lines.append(f"{at} reads repartition topic {topic} (key {key}, value {value})")
     lines += [f"{at} writes repartition topic {topic}" for topic in sub.repartition_sinks]
     # A pattern once: an instance that starts when there is one topic more fits the others.

@@ -39,7 +39,8 @@ TopicSpec = tuple[int, Mapping[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class SubTopology:
-    """One connected part: every partition of its source topics is a task.
+    """One connected part: every partition of its source topics is a task, or each of the first
+    ones, where its stores have fewer (`fixed_tasks`).
 
     ``source_topics``: the user's; the others: internal ones, without the application id.
     """
@@ -121,17 +122,25 @@ def internal_topics(
     partition_counts: Mapping[str, int],
     application_id: str,
     *,
+    existing: Mapping[str, int] = MappingProxyType({}),
     topic_config: Mapping[str, str] = MappingProxyType({}),
     additional_retention_ms: int = WINDOW_STORE_ADDITIONAL_RETENTION_MS,
 ) -> InternalTopics:
     """Names, partition counts and configurations of the internal topics.
 
-    ``partition_counts`` holds the user's source topics. ``topic_config``, from the ``topic.``
-    prefix, wins over Kafka Streams' values and loses against a store's or repartition's own.
-    TopologyError for a missing source topic and for partition counts that keep equal keys apart.
+    ``partition_counts`` holds the user's source topics, ``existing`` the internal ones that there
+    are: they keep their numbers, as far as the program does not say another one, whatever an input
+    has now (`everflow.topology.grown_topics`). ``topic_config``, from the ``topic.`` prefix, wins
+    over Kafka Streams' values and loses against a store's or repartition's own. TopologyError for a
+    missing source topic and for partition counts that keep equal keys apart.
     """
     _check_sources_exist(subs, partition_counts)
-    counts = _resolve_counts(subs, partition_counts)
+    fixed = fixed_tasks(subs, existing, application_id)
+    counts = _resolve_counts(
+        subs,
+        {**partition_counts, **_not_above(subs, partition_counts, fixed)},
+        _kept(subs, existing, fixed, application_id),
+    )
     declared = {topic.name: topic for topic in subs.topology.repartition_topics}
     repartition = {
         f"{application_id}-{name}": (
@@ -152,6 +161,60 @@ def internal_topics(
                     left_out.add(name)
                 changelog[name or store.changelog_topic(application_id)] = (partitions, config)
     return InternalTopics(repartition, changelog, frozenset(left_out))
+
+
+def internal_names(subs: SubTopologies, application_id: str) -> list[str]:
+    """The full names of the internal topics, whatever partitions they have."""
+    between = [f"{application_id}-{topic.name}" for topic in subs.topology.repartition_topics]
+    return between + [name for sub in subs.subtopologies for name in _logs(sub, application_id)]
+
+
+def _logs(sub: SubTopology, application_id: str) -> list[str]:
+    return [
+        store.left_out_topic(application_id) or store.changelog_topic(application_id)
+        for store in sub.stores
+        if store.logging
+    ]
+
+
+def fixed_tasks(
+    subs: SubTopologies, existing: Mapping[str, int], application_id: str
+) -> dict[int, int]:
+    """The number of tasks of sub-topologies whose stores were made for it: that of the partitions
+    of an ``existing`` changelog, else of a repartition topic beside a store. Not of those for which
+    the program says another number."""
+    said = {topic.name: topic.partitions for topic in subs.topology.repartition_topics}
+    found = {}
+    for sub in subs.subtopologies:
+        names = _logs(sub, application_id)
+        if sub.stores:
+            names += [f"{application_id}-{name}" for name in sub.repartition_sources]
+        numbers = [existing[name] for name in names if name in existing]
+        if numbers and {said[name] for name in sub.repartition_sources} <= {None, numbers[0]}:
+            found[sub.index] = numbers[0]
+    return found
+
+
+def _not_above(
+    subs: SubTopologies, counts: Mapping[str, int], fixed: Mapping[int, int]
+) -> dict[str, int]:
+    return {
+        topic: min(counts[topic], fixed[sub.index])
+        for sub in subs.subtopologies
+        if sub.index in fixed
+        for topic in sub.source_topics
+    }
+
+
+def _kept(
+    subs: SubTopologies, existing: Mapping[str, int], fixed: Mapping[int, int], application_id: str
+) -> dict[str, int]:
+    """Partitions of repartition topics (without prefix) that are there, or meet what is there."""
+    of = {
+        name: fixed.get(sub.index) for sub in subs.subtopologies for name in sub.repartition_sources
+    }
+    found = {name: of.get(name) or existing.get(f"{application_id}-{name}") for name in of}
+    return {name: number for name, number in found.items() if number is not None}
 
 
 def tasks(
@@ -276,16 +339,18 @@ def _meetings(subs: SubTopologies) -> list[_Meeting]:
     return found
 
 
-def _resolve_counts(subs: SubTopologies, partition_counts: Mapping[str, int]) -> dict[str, int]:
+def _resolve_counts(
+    subs: SubTopologies, partition_counts: Mapping[str, int], kept: Mapping[str, int]
+) -> dict[str, int]:
     """Partition counts of all source and repartition topics (without prefix): the enforced number,
-    else that of the user's topics it meets in a stateful operator, else the largest of the topics
-    its writers read, through other repartition topics too."""
+    else the one ``kept``, else that of the user's topics it meets in a stateful operator, else the
+    largest of the topics its writers read, through other repartition topics too."""
     declared = {topic.name: topic for topic in subs.topology.repartition_topics}
     external = {
         topic: partition_counts[topic] for sub in subs.subtopologies for topic in sub.source_topics
     }
     meetings = _meetings(subs)
-    fixed = _fixed_by_copartitioning(meetings, external, declared)
+    fixed = _fixed_by_copartitioning(meetings, external, declared, kept)
     resolved = {**external, **fixed}
     writers = {
         name: [sub for sub in subs.subtopologies if name in sub.repartition_sinks]
@@ -320,9 +385,11 @@ def _fixed_by_copartitioning(
     meetings: list[_Meeting],
     external: Mapping[str, int],
     declared: Mapping[str, RepartitionTopic],
+    kept: Mapping[str, int],
 ) -> dict[str, int]:
-    """Counts that are enforced, or those of topics that are met; TopologyError for several."""
-    counts = {name: topic.partitions for name, topic in declared.items()}
+    """Counts that are enforced or ``kept``, or those of topics that are met; TopologyError for
+    several."""
+    counts = {name: topic.partitions or kept.get(name) for name, topic in declared.items()}
     fixed = {name: count for name, count in counts.items() if count is not None}
     for meeting in meetings:
         known = {**fixed, **external}

@@ -31,7 +31,14 @@ from everflow.records import EdgeBatch, no_headers
 from everflow.sockets import MOST_MESSAGE_BYTES, TooLargeError, require_size
 from everflow.topology.batches import readable, spread
 from everflow.topology.plan import Call, Chain, Compute, Source, Stage, Ticket
-from everflow.worker.failures import FailedRows, Failures, RecordFailure, SparkSays, record_at
+from everflow.worker.failures import (
+    FailedRows,
+    Failures,
+    RecordFailure,
+    Sources,
+    SparkSays,
+    record_at,
+)
 from everflow.worker.order import Records
 
 # --- calls of Python functions --------------------------------------------------------------------
@@ -298,10 +305,12 @@ class NodeColumns:
     def _computed(
         self, selection: Selection, batch: EdgeBatch, client: ColumnClient
     ) -> list[pa.Array]:
-        count, topics = len(batch), [source.topic for source in self.sources]
+        count = len(batch)
         try:
             if selection.arrow:
-                return [one.run(seen(batch, one.reads, topics), count) for one in selection.arrow]
+                return [
+                    one.run(seen(batch, one.reads, self.sources), count) for one in selection.arrow
+                ]
         except LeftToSpark:
             if not selection.stages:
                 raise
@@ -309,7 +318,7 @@ class NodeColumns:
         if not count:
             return [pa.array([], kind) for kind in kinds]
         try:
-            inputs = seen(batch, selection.reads, topics)
+            inputs = seen(batch, selection.reads, self.sources)
             columns = computed(selection.stages, inputs, count, client)
         except ColumnsFailed as failure:
             where = () if self.where is None else (self.where,)
@@ -391,13 +400,22 @@ def _called(call: Call, rows: pa.RecordBatch, client: ColumnClient) -> list[pa.A
         raise FailedRows(failing_rows(rows.num_rows, failure)) from error
 
 
-def seen(batch: EdgeBatch, reads: pa.Schema, topics: Sequence[str]) -> list[pa.Array]:
+def seen(batch: EdgeBatch, reads: pa.Schema, sources: Sources) -> list[pa.Array]:
+    def topics() -> pa.Array:
+        names = [source.topic for source in sources]
+        return pa.array([names[index] for index in batch.source.tolist()], pa.string())
+
+    def partitions() -> pa.Array:
+        firsts = np.array([source.first for source in sources], np.int32)
+        lie = batch.partition + firsts[batch.source] if firsts.any() else batch.partition
+        return pa.array(lie, pa.int32())
+
     made: dict[str, Callable[[], pa.Array]] = {
         "key": lambda: batch.key,
         "value": lambda: batch.value,
         "timestamp": lambda: pa.array(batch.timestamp, pa.int64()),
-        "topic": lambda: pa.array([topics[index] for index in batch.source.tolist()], pa.string()),
-        "partition": lambda: pa.array(batch.partition, pa.int32()),
+        "topic": topics,
+        "partition": partitions,
         "offset": lambda: pa.array(batch.offset, pa.int64()),
         "headers": lambda: no_headers(len(batch)) if batch.headers is None else batch.headers,
         "left": lambda: pc.struct_field(batch.value, "left"),

@@ -18,6 +18,11 @@ OFFSETS_SENT = "offsets-sent"
 COMMITTED = "committed"
 APPLYING = "applying"
 NAMES = (BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT, COMMITTED, APPLYING)
+"""Of a micro-batch."""
+RECOVERING = "recovering"
+"""An instance has read the offsets of new tasks, and restores their stores."""
+SWITCH_SEEN = "switch-seen"
+"""An instance has read that `everflow migrate` has switched, and tells nobody yet."""
 
 _POLL_S = 0.01
 

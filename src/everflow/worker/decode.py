@@ -44,7 +44,13 @@ from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.json_serde import JsonSerde
 from everflow.topology.batches import BatchInput, as_text, concat
 from everflow.topology.partitioners import KeyPartitioner, partitioner_name, partitions_of
-from everflow.topology.plan import DEAD_LETTER_SLOT, DEAD_LETTER_TYPE, PhysicalPlan, Source
+from everflow.topology.plan import (
+    DEAD_LETTER_SLOT,
+    DEAD_LETTER_TYPE,
+    PhysicalPlan,
+    Source,
+    sources_of_logs,
+)
 from everflow.user_program import class_of, error_text, shown, writable
 from everflow.worker.failures import DescribedFailure, RecordFailure, SparkSays, stack_of
 from everflow.worker.times import far_times, odd_times, refuse_negative, timely
@@ -114,8 +120,10 @@ class Judge:
     def skipped_rows(self, source: Source, raw: EdgeBatch) -> dict[int, Fault]:
         found: dict[int, Fault] = {}
         for (topic, partition, offset), fault in self._skipped.items():
-            if topic == source.topic:
-                rows = np.flatnonzero((raw.partition == partition) & (raw.offset == offset))
+            tp = TopicPartition(topic, partition)
+            if source.reads(tp):
+                mine = raw.partition == source.task(tp).partition
+                rows = np.flatnonzero(mine & (raw.offset == offset))
                 found.update(dict.fromkeys(rows.tolist(), fault))
         return found
 
@@ -135,8 +143,9 @@ class Judge:
     ) -> tuple[str, str, str]:
         """The texts of the error, of the answer and about both (`DEAD_LETTER_TYPE`)."""
         failure = fault.failure
-        record = BadRecord(source.topic, int(bad.partition[at]), int(bad.offset[at]))
-        place, task = record.place, TaskId(source.subtopology, record.partition)
+        task = TaskId(source.subtopology, int(bad.partition[at]))
+        record = BadRecord(*source.log(task.partition), int(bad.offset[at]))
+        place = record.place
         node = failure.record.node if failure.record is not None else source.node
         if place not in self._known:
             headers = None if bad.headers is None else bad.headers.slice(at, 1)
@@ -195,10 +204,12 @@ ONE_OF = 16
 
 @dataclass(frozen=True)
 class KeyCheck:
-    """Checks where keys lie. ``partitions``: the number of each topic. Each worker counts on its
-    own."""
+    """Checks where keys lie. ``partitions``: the number of each topic; ``tasks``: of those that
+    have more, the number of tasks: a key may lie in any partition of its task. Each worker counts
+    on its own."""
 
     partitions: Mapping[str, int] = field(default_factory=dict)
+    tasks: Mapping[str, int] = field(default_factory=dict)
     _checked: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
     _turns: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
@@ -221,12 +232,14 @@ class KeyCheck:
             return None
         keys, lie = keys.take(pa.array(some)), raw.partition[rows[some]].astype(np.int64)
         self._checked[source.topic] = self._checked.get(source.topic, 0) + len(keys)
-        wrong = np.flatnonzero(_said(source, source.partitioner, keys, count) != lie)
+        tasks = self.tasks.get(source.topic, count)
+        wrong = np.flatnonzero(_said(source, source.partitioner, keys, count) % tasks != lie)
         by = partitioner_name(source.partitioner)
         if not len(wrong):
             return KeyPlaces(source.node, source.topic, by, len(keys), 0)
-        sample = f"{shown(keys[int(wrong[0])].as_py())} in {int(lie[wrong[0]])}"
-        fits = [one for one in BY_HASH if (key_partitions(keys, count, one) == lie).all()]
+        first = int(wrong[0])
+        sample = f"{shown(keys[first].as_py())} in {source.log(int(lie[first])).partition}"
+        fits = [one for one in BY_HASH if (key_partitions(keys, count, one) % tasks == lie).all()]
         fits = fits if len(keys) >= FEWEST else []
         return KeyPlaces(
             source.node, source.topic, by, len(keys), len(wrong), sample, fits[0] if fits else ""
@@ -258,21 +271,24 @@ class LogDecoder:
     ) -> LogDecoder:
         """``partitions``: the number of each topic; None: no key is checked."""
         partitions = partitions or {}
-        keyed = {source.topic for source in plan.sources if source.partitioner is not None}
-        counts = {topic: partitions.get(topic, 1) for topic in sorted(keyed)}
-        return LogDecoder(plan.sources, plan.headers, handlers, KeyCheck(counts))
+        keyed = [source for source in plan.sources if source.partitioner is not None]
+        counts = {source.topic: partitions.get(source.topic, 1) for source in keyed}
+        tasks = {one.topic: one.until for one in keyed if one.until is not None and not one.first}
+        return LogDecoder(plan.sources, plan.headers, handlers, KeyCheck(counts, tasks))
 
     def run(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> BatchInput:
         """Undecodable records, those whose time nothing holds, and those that are skipped, are
         live on the dead letter slot alone. Raises RecordTimeError for a negative time, and what
         `Judge.letters` raises."""
-        index = {source.topic: source.index for source in self.sources}
+        source_of = sources_of_logs(self.sources, read)
+        indexes = [source.index for source in source_of.values()]
+        own = [source.task(tp).partition for tp, source in source_of.items()]
         lengths = [len(columns) for columns in read.values()]
         batch_input = BatchInput(
             batches={},
             rows={},
-            source=np.repeat(np.array([index[tp.topic] for tp in read], np.int32), lengths),
-            partition=np.repeat(np.array([tp.partition for tp in read], np.int32), lengths),
+            source=np.repeat(np.array(indexes, np.int32), lengths),
+            partition=np.repeat(np.array(own, np.int32), lengths),
             offset=_joined([columns.offsets for columns in read.values()]),
             timestamp=_joined([columns.timestamps for columns in read.values()]),
         )
@@ -280,7 +296,7 @@ class LogDecoder:
         odd = odd_times(batch_input.timestamp)
         for source in self.sources:
             mine = LogColumns.concat(
-                [found for tp, found in read.items() if tp.topic == source.topic]
+                [found for tp, found in read.items() if source_of[tp].index == source.index]
             )
             rows = np.flatnonzero(batch_input.source == source.index)
             raw = raw_records(mine, source, batch_input.partition[rows], rows)
@@ -322,7 +338,7 @@ def decoded_records(
         try:
             decoded = _decoded(serde, column, errors)
         except RetriableError as outage:  # of a schema registry: no other source waits for it
-            mine = (TopicPartition(source.topic, int(one)) for one in np.unique(raw.partition))
+            mine = (source.log(int(one)) for one in np.unique(raw.partition))
             outage.partitions |= frozenset(mine)
             raise
         if part == "key":
@@ -395,8 +411,7 @@ def _fault(
     code: str | None = None,
 ) -> Fault:
     record = BadRecord(
-        source.topic,
-        int(raw.partition[row]),
+        *source.log(int(raw.partition[row])),
         int(raw.offset[row]),
         source.node,
     )

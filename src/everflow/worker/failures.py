@@ -123,8 +123,8 @@ def record_at(
 ) -> BadRecord:
     """The input record of a row; ``node``: that failed on it, by default its source's."""
     source = sources[int(batch.source[row])]
-    partition, offset = int(batch.partition[row]), int(batch.offset[row])
-    return BadRecord(source.topic, partition, offset, node or source.node)
+    log = source.log(int(batch.partition[row]))
+    return BadRecord(*log, int(batch.offset[row]), node or source.node)
 
 
 class Located(Protocol):

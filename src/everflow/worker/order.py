@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from everflow.records import EdgeBatch, Int64, OffsetRange, TopicPartition
+from everflow.records import EdgeBatch, Int64, OffsetRange, TaskId, TopicPartition
 from everflow.topology.arrival import DIGIT, Way, Ways
 from everflow.topology.batches import BatchInput, appended, concat, empty_like, in_order
-from everflow.topology.plan import AskOp, NodeOp, SinkOp, Source, StatefulOp
+from everflow.topology.plan import AskOp, NodeOp, SinkOp, Source, StatefulOp, sources_of_logs
 
 # --- what an operator gets ------------------------------------------------------------------------
 
@@ -264,9 +264,7 @@ def merge_inputs(
         )
         order = np.lexsort((rows, batch_input.source[rows], effective))
         rank[rows[order]] = np.sort(rows)
-        waiting = [
-            source.index for source in members if TopicPartition(source.topic, partition) in more
-        ]
+        waiting = [source.index for source in members if source.log(partition) in more]
         kept[rows] &= _before_cut(batch_input.source[rows], effective, waiting)
     batches = {
         one: replace(batch, seq=rank[batch_input.rows[one]])
@@ -296,14 +294,12 @@ def merge_tasks(batch: EdgeBatch) -> EdgeBatch:
 def _merged_tasks(
     sources: tuple[Source, ...], partitions: Iterable[TopicPartition]
 ) -> list[tuple[int, list[Source]]]:
-    """(partition, sources) of every task in the batch that reads more than one topic."""
-    by_task: dict[tuple[int, int], list[Source]] = {}
-    by_topic = {source.topic: source for source in sources}
-    for tp in partitions:
-        source = by_topic[tp.topic]
+    """(partition, sources) of every task in the batch that reads more than one log."""
+    by_task: dict[TaskId, list[Source]] = {}
+    for tp, source in sources_of_logs(sources, partitions).items():
         if source.merged:
-            by_task.setdefault((source.subtopology, tp.partition), []).append(source)
-    return [(partition, found) for (_, partition), found in by_task.items() if len(found) > 1]
+            by_task.setdefault(source.task(tp), []).append(source)
+    return [(task.partition, found) for task, found in by_task.items() if len(found) > 1]
 
 
 def _running_maximum(timestamp: Int64, group: np.ndarray, groups: Iterable[int]) -> Int64:
@@ -343,8 +339,6 @@ def _consumed(
     """A partition is consumed up to its first record that was cut."""
     consumed = {tp: wanted.end for tp, wanted in ranges.items()}
     for row in np.flatnonzero(~kept):
-        tp = TopicPartition(
-            sources[int(batch_input.source[row])].topic, int(batch_input.partition[row])
-        )
+        tp = sources[int(batch_input.source[row])].log(int(batch_input.partition[row]))
         consumed[tp] = min(consumed[tp], int(batch_input.offset[row]))
     return consumed

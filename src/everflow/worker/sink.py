@@ -52,6 +52,7 @@ from everflow.state.changelog import fold
 from everflow.state.left_out import KeptEntry, as_written
 from everflow.state.store import left_out_topic
 from everflow.state.store_meta import NO_INPUTS, Owner
+from everflow.topology.plan import sources_of_logs
 from everflow.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT
 from everflow.worker.crash_points import COMMITTED as POINT_COMMITTED
 from everflow.worker.failures import Sources
@@ -227,8 +228,8 @@ class _Transaction:
 
     @cached_property
     def tasks(self) -> dict[TopicPartition, TaskId]:
-        subtopology = {source.topic: source.subtopology for source in self.sources}
-        return {tp: TaskId(subtopology[tp.topic], tp.partition) for tp in self.request.ranges}
+        found = sources_of_logs(self.sources, self.request.ranges)
+        return {tp: source.task(tp) for tp, source in found.items()}
 
     @cached_property
     def touched(self) -> set[TaskId]:
@@ -442,7 +443,7 @@ def _left_out_keys(
     letters = result.dead_letters
     places = zip(letters.source.tolist(), letters.partition.tolist(), strict=True)
     for (source, partition), key in zip(places, letters.key.to_pylist(), strict=True):
-        tp = TopicPartition(sources[source].topic, partition)
+        tp = sources[source].log(partition)
         if tp in reused and key is not None:
             found.setdefault(tp, {})[as_written([key], sources[source].key_serde)[0] or b""] = None
     return found

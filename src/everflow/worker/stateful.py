@@ -28,12 +28,21 @@ from everflow.operators.processors.process import ProcessSpec
 from everflow.operators.table import TableSpec, with_old
 from everflow.operators.user_code import UserFunctionError
 from everflow.protocol.messages import BadRecord, BatchFailure, BatchRequest
-from everflow.records import LAST_SEQ, LATE, ClockCall, EdgeBatch, Int64, TaskId, TasksResult
+from everflow.records import (
+    LAST_SEQ,
+    LATE,
+    ClockCall,
+    EdgeBatch,
+    Int64,
+    TaskId,
+    TasksResult,
+    TopicPartition,
+)
 from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
 from everflow.topology.batches import appended, empty_like, in_order
 from everflow.topology.graph import Inputs, ProcessorOperator, SharingProcessor, Surroundings
-from everflow.topology.plan import AskOp, StatefulOp
+from everflow.topology.plan import AskOp, StatefulOp, sources_of_logs
 from everflow.user_program import class_of, error_text
 from everflow.worker.failures import (
     DescribedFailure,
@@ -203,9 +212,13 @@ def independent(
     function: bool,
 ) -> tuple[RecordFailure, ...]:
     """The ``failures`` that happen without the others, too; ``function``: it sees one record."""
-    indexes = {source.topic: source.index for source in sources}
-    records = (failure.failure.record for failure in failures)
-    places = [(indexes[one.topic], one.partition, one.offset) for one in records if one is not None]
+    records = [one.failure.record for one in failures if one.failure.record is not None]
+    logs = [TopicPartition(one.topic, one.partition) for one in records]
+    of = sources_of_logs(sources, logs)
+    places = [
+        (of[log].index, of[log].task(log).partition, one.offset)
+        for one, log in zip(records, logs, strict=True)
+    ]
     linking = [one for one in ran if one.links]
     kept = set[_Place]()
     # In which operators, by which texts, others are linked to it.
@@ -386,12 +399,11 @@ class GroupRun:
         if (damage := damage_in(cause)) is not None:
             raise damage from damage.__cause__
         op = self._failed_in(error)
-        topics = {one.topic for one in self.sources if one.subtopology == op.subtopology}
-        mine = (tp for tp in self.request.ranges if tp.partition == call.partition)
-        inputs = [tp for tp in mine if tp.topic in topics]
+        task = TaskId(op.subtopology, call.partition)
+        read = sources_of_logs(self.sources, self.request.ranges)
+        inputs = [tp for tp, source in read.items() if source.task(tp) == task]
         if (away := serde_outage(RecordFailure(None, op.where, cause))) is not None:
             raise RetriableError(str(away), inputs) from cause
-        task = TaskId(op.subtopology, call.partition)
         where = "" if op.name == call.node else f", in node {op.name}"
         text = (
             f"{error_text(cause)}\n  in the clock's call of {error.function} at {call.time_ms} ms, "
@@ -493,12 +505,14 @@ def _around(
     subtopology: int, sources: Sources, request: BatchRequest, skipped: frozenset[ClockCall]
 ) -> Surroundings:
     topics = {source.index: source.topic for source in sources}
+    firsts = {source.index: source.first for source in sources if source.first}
     return Surroundings(
         request.application_id,
         subtopology,
         topics,
         request.wall_clock_ms,
         skipped,
+        firsts,
     )
 
 
@@ -518,8 +532,8 @@ def _failure(
     """Of no record if it comes of `close`, which is called behind all records."""
     record = None
     if error.source >= 0:
-        topic = sources[error.source].topic
-        record = BadRecord(topic, error.partition, error.offset, op.name)
+        log = sources[error.source].log(error.partition)
+        record = BadRecord(*log, error.offset, op.name)
     return RecordFailure(record, op.where, error.__cause__ or error)
 
 

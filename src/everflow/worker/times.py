@@ -25,7 +25,7 @@ from everflow.topology.graph import (
     UsePartitionTimeOnInvalidTimestamp,
     WallclockTimestampExtractor,
 )
-from everflow.topology.plan import Source, TimeOp
+from everflow.topology.plan import Source, TimeOp, sources_of_logs
 from everflow.user_program import shown
 from everflow.worker.failures import Failures, Sources
 
@@ -50,7 +50,7 @@ def far_times(source: Source, raw: EdgeBatch) -> dict[int, RecordTimeError]:
     return {
         row: _far_time(
             int(raw.timestamp[row]),
-            f"{source.topic}-{int(raw.partition[row])}@{int(raw.offset[row])}",
+            f"{source.log(int(raw.partition[row]))}@{int(raw.offset[row])}",
         )
         for row in np.flatnonzero(raw.timestamp > MOST_MS).tolist()
     }
@@ -79,7 +79,7 @@ def refuse_negative(source: Source, decoded: EdgeBatch) -> None:
     rows = np.flatnonzero(decoded.timestamp < 0)
     if len(rows):
         row = int(rows[0])
-        place = f"{source.topic}-{int(decoded.partition[row])}@{int(decoded.offset[row])}"
+        place = f"{source.log(int(decoded.partition[row]))}@{int(decoded.offset[row])}"
         raise RecordTimeError(
             f"A record's time is negative, {int(decoded.timestamp[row])} ms (record {place}): its "
             f"producer gave it none, or one before 1970\n"
@@ -142,7 +142,7 @@ class _Extracted(NamedTuple):
         return [
             row
             for row in np.flatnonzero(self.batch.timestamp < 0).tolist()
-            if offsets[row] < consumed[TopicPartition(self.source.topic, int(partitions[row]))]
+            if offsets[row] < consumed[self.source.log(int(partitions[row]))]
         ]
 
 
@@ -161,7 +161,7 @@ class ExtractedTimes:
             before, batch = _partition_times(one.op, request), one.batch
             for partition in np.unique(batch.partition).tolist():
                 mine = batch.partition == partition
-                mine &= batch.offset < consumed[TopicPartition(one.source.topic, partition)]
+                mine &= batch.offset < consumed[one.source.log(partition)]
                 if not mine.any():
                     continue
                 time = max(before.get(partition, _NOT_YET), int(batch.timestamp[mine].max()))
@@ -190,7 +190,7 @@ class ExtractedTimes:
                 partitions = one.batch.partition[rows].tolist()
                 for partition, key in zip(partitions, written.to_pylist(), strict=True):
                     if key is not None:
-                        found.setdefault(TopicPartition(topic, partition), []).append(key)
+                        found.setdefault(one.source.log(partition), []).append(key)
         return found
 
 
@@ -232,8 +232,8 @@ def _times(op: TimeOp, failures: Failures, request: BatchRequest) -> Int64:
         case None:
             return _said_by_column(failures)
         case TimeFunction() as function:
-            topic = failures.sources[op.source].topic
-            return _said_by_function(function, topic, failures, _partition_times(op, request))
+            source = failures.sources[op.source]
+            return _said_by_function(function, source, failures, _partition_times(op, request))
         case UsePartitionTimeOnInvalidTimestamp():
             return _filled_in(failures, _partition_times(op, request))
         case WallclockTimestampExtractor():
@@ -253,12 +253,12 @@ def _said_by_column(failures: Failures) -> Int64:
 
 
 def _said_by_function(
-    function: TimeFunction, topic: str, failures: Failures, before: PartitionTimes
+    function: TimeFunction, source: Source, failures: Failures, before: PartitionTimes
 ) -> Int64:
     """A partition's time depends on the records before, and nothing is said of one that fails."""
     batch = failures.batch
     keys, values = python_keys(batch.key), batch.value.to_pylist()
-    records = _contexts(batch, topic) if function.takes > 2 else None
+    records = _contexts(batch, source) if function.takes > 2 else None
     partition_times = dict(before)
     partitions = batch.partition.tolist()
     times = np.empty(len(batch), np.int64)
@@ -295,14 +295,14 @@ def _whole(said: Any) -> int:
     )
 
 
-def _contexts(batch: EdgeBatch, topic: str) -> Callable[[int], RecordContext]:
+def _contexts(batch: EdgeBatch, source: Source) -> Callable[[int], RecordContext]:
     partitions, offsets = batch.partition.tolist(), batch.offset.tolist()
     times = batch.timestamp.tolist()
     headers = [None] * len(batch) if batch.headers is None else batch.headers.to_pylist()
 
     def context(row: int) -> RecordContext:
         pairs = tuple((one["key"], one["value"]) for one in headers[row] or ())
-        return RecordContext(topic, partitions[row], offsets[row], times[row], pairs)
+        return RecordContext(*source.log(partitions[row]), offsets[row], times[row], pairs)
 
     return context
 
@@ -348,12 +348,8 @@ def moved(
     request: BatchRequest, sources: Sequence[Source], consumed: Mapping[TopicPartition, int]
 ) -> Moved:
     """Moves that the request asks for, of tasks that have read all: what is left may be older."""
-    behind = {
-        TaskId(source.subtopology, tp.partition)
-        for source in sources
-        for tp, end in request.log_ends.items()
-        if tp.topic == source.topic and consumed[tp] < end
-    }
+    logs = [tp for tp, end in request.log_ends.items() if consumed[tp] < end]
+    behind = {source.task(tp) for tp, source in sources_of_logs(sources, logs).items()}
     return {task: names for task, names in request.idle.items() if task not in behind}
 
 
@@ -373,9 +369,7 @@ def source_times(
         rows = np.flatnonzero(batch_input.source == source.index)
         for partition in np.unique(batch_input.partition[rows]).tolist():
             mine = rows[batch_input.partition[rows] == partition]
-            mine = mine[
-                batch_input.offset[mine] < consumed[TopicPartition(source.topic, partition)]
-            ]
+            mine = mine[batch_input.offset[mine] < consumed[source.log(partition)]]
             task, name = TaskId(source.subtopology, partition), source.idle.kept
             if len(mine):
                 time = max(before[task].get(name, -1), int(batch_input.timestamp[mine].max()))
@@ -406,7 +400,7 @@ def ages_read(
             sources[int(batch_input.source[start])],
             int(batch_input.partition[start]),
         )
-        read = consumed[TopicPartition(source.topic, partition)]
+        read = consumed[source.log(partition)]
         end = start + int(np.searchsorted(batch_input.offset[start:end], read))
         task = TaskId(source.subtopology, partition)
         newest = stream_times.get(task, -1)

@@ -1,20 +1,23 @@
-"""Makes what an older commit leaves behind: a state folder with stores of every kind, and the log
-of its broker. In a checkout of that commit, with its environment::
+"""Makes what a version leaves behind, as a folder beside this file (RELEASING.md)::
 
-    PYTHONPATH=tests .venv/bin/python PATH/made_state.py FOLDER
+    PYTHONPATH=src:tests .venv/bin/python tests/integration/from_before/made_state.py
 
-The program runs on the first records, exactly once, and stops: ``FOLDER/state.tar.xz``. Then the
-older commit goes on with the others, and ``FOLDER/expected.json`` has all that it has written, and
-its stores. Program and records stay as they are while a fixture made of them is kept.
+Of an earlier version: ``PYTHONPATH=ITS_CHECKOUT/src:tests``. The program runs on the first records,
+exactly once, and stops: ``state.tar.xz``, the state folder with stores of every kind and the log of
+its broker (changelogs, repartition topics, committed offsets). Then the version goes on with the
+others; ``expected.json.xz`` has all that it has written, its stores and offsets, and what members
+of a group tell each other (`group_bytes`). ``source.tar.xz`` is the version itself. Program and
+records stay as they are while a folder made of them is kept.
 """
 
 import json
+import lzma
 import re
 import subprocess
-import sys
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import lmdb
@@ -22,7 +25,9 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from pyspark.sql import functions as F
 
 import everflow as ef
+from everflow.protocol.messages import parse_metadata
 from everflow.testing.broker import EmbeddedBroker
+from integration.from_before.group_bytes import plain, rebalances
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record
 
 PREFIX = "before"
@@ -34,8 +39,13 @@ SETTINGS: dict[str, object] = {
     "emit_every_update": True,
     "topology_optimization": "reuse.ktable.source.topics",
     "topic.delete.retention.ms": AGES_MS,
+    "repartition_purge_interval_ms": 86_400_000,  # what lies between is compared, too
 }
 TEXT, LONG = ef.serdes.string(), ef.serdes.long()
+HERE = Path(__file__).parent
+STATE, EXPECTED, SOURCE = "state.tar.xz", "expected.json.xz", "source.tar.xz"
+NO_SOURCE = ("*.pyc", "__pycache__", "mermaid-*")
+"""The dashboard's pictures are half of an archive, and no instance needs them."""
 MADE_ANEW = ("*.index", "*.timeindex", ".lock", "lock.mdb", "logs")
 """What Kafka, LMDB and everflow make where it is not there."""
 
@@ -195,17 +205,57 @@ def stored(state: Path) -> dict[str, dict[str, str]]:
     return found
 
 
-def main(folder: Path) -> None:
-    topology, outputs = program()
+def logged(app: Application) -> dict[str, list[str]]:
+    """What the application keeps in its own topics: of a changelog the last record of each key, of
+    a repartition topic all; as `results`, without what depends on the cuts between batches."""
+    found = {}
+    for topic in sorted(app.cluster.topics()):
+        if topic.endswith(("-changelog", "-repartition")):
+            records = app.cluster.read(topic)
+            rows = [(one.key or b"", _row(one)) for one in records]
+            whole = topic.endswith("-repartition")
+            found[topic] = [row for _, row in rows] if whole else sorted(dict(rows).values())
+    return found
+
+
+def _row(one: Record) -> str:
+    data = " ".join("-" if part is None else part.hex() for part in (one.key, one.value))
+    return f"{data} {one.timestamp} {list(one.headers) or ''}"
+
+
+def committed(app: Application) -> dict[str, dict[str, Any]]:
+    """Offsets of the group with what is kept beside them, as it is and as it is read."""
+    return {
+        f"{topic}-{partition}": {
+            "offset": offset,
+            "metadata": text,
+            "read": plain(parse_metadata(text)._asdict()),
+        }
+        for topic in sorted(app.cluster.topics())
+        for partition, (offset, text) in app.cluster.committed(app.id, topic).items()
+    }
+
+
+def archived(target: Path, parts: Mapping[str, Path], left_out: Sequence[str]) -> None:
+    """The same bytes for the same content."""
 
     def packed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         member.uid = member.gid = member.mtime = 0
         member.uname = member.gname = ""
-        return None if any(Path(member.name).match(one) for one in MADE_ANEW) else member
+        return None if any(Path(member.name).match(one) for one in left_out) else member
 
+    with tarfile.open(target, "w:xz", preset=9) as archive:
+        for name, path in parts.items():
+            archive.add(path, name, filter=packed)
+
+
+def make(folder: Path, work: Path) -> dict[str, Any]:
+    """``STATE`` in ``folder``; what is expected of later versions."""
+    topology, outputs = program()
+    expected: dict[str, Any] = {}
     for records in (FIRST, THEN):
-        with EmbeddedBroker(folder / "broker", config=BROKER) as broker:
-            app = application(broker, folder)
+        with EmbeddedBroker(work / "broker", config=BROKER) as broker:
+            app = application(broker, work)
             if records is FIRST:
                 for name in (*FIRST, *(topic.removeprefix(f"{PREFIX}-") for topic in outputs)):
                     config = TABLE if name in ("facts", "prices", "names") else {}
@@ -213,16 +263,33 @@ def main(folder: Path) -> None:
             write(app.cluster, records)
             with app.running(topology) as streams:
                 until_processed(app, streams)
-            found = results(app.cluster, outputs)
+            if records is FIRST:
+                expected["committed"] = committed(app)
+            else:
+                expected["results"] = results(app.cluster, outputs)
+                expected["logged"] = logged(app)
             app.cluster.close()
         if records is FIRST:
-            with tarfile.open(folder / "state.tar.xz", "w:xz") as archive:
-                for part in ("state", "broker/log"):
-                    archive.add(folder / part, part, filter=packed)
-    commit = subprocess.check_output(["git", "rev-parse", "--short=8", "HEAD"], text=True).strip()
-    expected = {"commit": commit, "results": found, "stored": stored(folder / "state")}
-    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+            parts = {part: work / part for part in ("state", "broker/log")}
+            archived(folder / STATE, parts, MADE_ANEW)
+    return {**expected, "stored": stored(work / "state")}
+
+
+def main() -> None:
+    source = Path(ef.__file__).parent
+    commit = subprocess.check_output(
+        ["git", "rev-parse", "--short=8", "HEAD"], cwd=source, text=True
+    ).strip()
+    folder = HERE / f"{ef.__version__}-{commit}"
+    folder.mkdir(exist_ok=True)
+    archived(folder / SOURCE, {"everflow": source}, NO_SOURCE)
+    with TemporaryDirectory() as work:
+        expected = {"commit": commit, **make(folder, Path(work)), "rebalances": rebalances()}
+    text = json.dumps(expected, indent=1, sort_keys=True) + "\n"
+    (folder / EXPECTED).write_bytes(lzma.compress(text.encode(), preset=9))
+    for path in sorted(folder.iterdir()):
+        print(f"{path.relative_to(HERE)}: {path.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).absolute())
+    main()

@@ -1,7 +1,7 @@
 """For tests of whole instances: a cluster to write to and read from, instances that are closed."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,7 @@ NO_COORDINATOR_YET = (
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
 )
-"""Until a new broker has made the topic of the groups' offsets."""
+"""Until a new broker has made, or read, the topic of the groups' offsets."""
 REQUEST_S = 20.0
 CAUGHT_UP_S = 60.0
 GUARANTEES = ("exactly_once_v2", "at_least_once")
@@ -143,15 +143,10 @@ class Cluster:
         return str(found.topic_id)
 
     def group(self, group: str) -> Any:
-        def described() -> Any:
-            try:
-                return self._admin.describe_consumer_groups([group])[group].result(REQUEST_S)
-            except KafkaException as error:
-                if error.args[0].code() not in NO_COORDINATOR_YET:
-                    raise
-                return None
-
-        return wait_until(described, REQUEST_S, f"a coordinator of the group {group}")
+        return _once_coordinated(
+            group,
+            lambda: self._admin.describe_consumer_groups([group])[group].result(REQUEST_S),
+        )
 
     def members(self, group: str) -> int:
         return len(self.group(group).members)
@@ -240,7 +235,8 @@ class Cluster:
     ) -> dict[int, tuple[int, str]]:
         """Partition -> (committed offset, metadata); partitions without an offset are left out."""
         consumer = self._consumer(group, isolation)
-        found = consumer.committed(self._parts(consumer, topic), timeout=REQUEST_S)
+        parts = self._parts(consumer, topic)
+        found = _once_coordinated(group, lambda: consumer.committed(parts, timeout=REQUEST_S))
         return {tp.partition: (tp.offset, _metadata(tp)) for tp in found if tp.offset >= 0}
 
     def _consumer(self, group: str, isolation: str) -> Consumer:
@@ -262,6 +258,20 @@ class Cluster:
             found = consumer.list_topics(topic, timeout=REQUEST_S).topics[topic]
             self._partitions[topic] = len(found.partitions)
         return [TopicPartition(topic, number) for number in range(self._partitions[topic])]
+
+
+def _once_coordinated(group: str, ask: Callable[[], Any]) -> Any:
+    """A broker that has just started has not read the groups yet."""
+
+    def answered() -> Any:
+        try:
+            return (ask(),)
+        except KafkaException as error:
+            if error.args[0].code() not in NO_COORDINATOR_YET:
+                raise
+            return None
+
+    return wait_until(answered, REQUEST_S, f"a coordinator of the group {group}")[0]
 
 
 def _metadata(tp: TopicPartition) -> str:

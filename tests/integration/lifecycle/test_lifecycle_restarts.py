@@ -227,7 +227,7 @@ def test_what_a_new_aggregate_can_do(app: Application, cluster: Cluster, tmp_pat
     with app.running(program("bigint", 1)) as streams:
         app.until_processed(streams, source)
         changed = app.instance(program("double", 1), state_dir=str(tmp_path / "beside"))
-        with pytest.raises(StoreLayoutError, match=r"value stored: bigint\n +value now:    double"):
+        with pytest.raises(StoreLayoutError, match=r"before: value bigint\n +now:    value double"):
             changed.start()
         assert changed.state is ClientState.ERROR
         cluster.write(source, [text("k", "v")])

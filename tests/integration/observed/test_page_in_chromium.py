@@ -34,6 +34,7 @@ from everflow.observe.page.routes import (
     Page,
 )
 from everflow.observe.page.view import with_rates
+from everflow.rebalances import COMPLETE, IN_PROGRESS, Decision, Rebalance, Route
 from everflow.topology.describe import drawing_json
 from everflow.topology.program import Topology
 from integration.observed.chromium import Browser, browser
@@ -283,6 +284,73 @@ def text(window: Browser, element: str) -> str:
     return str(window.value(f"document.querySelector({json.dumps(element)}).textContent"))
 
 
+def rebalance(number: int, **values: Any) -> Rebalance:
+    made = Rebalance(
+        instance="pod-0",
+        generation=number,
+        began_ms=NOW_MS - 100_000 + 10_000 * number,
+        reason="joined",
+        why=f"joined: {ODD}",
+        asked="",
+        before=["pod-0"],
+        members=["pod-0", "pod-1"],
+        kept=["0_0"],
+        gained=[],
+        lost=["0_1"],
+        promoted=[],
+        standbys=["0_1"],
+        warmups=[],
+        joined_ms=40.0,
+        duration_ms=1_500.0,
+        gaps_ms={"0_0": 210.0, "0_2": None},
+        restored_records=7_000,
+        restored_bytes=3_200_000,
+        outcome=COMPLETE,
+        decision=Decision(
+            tasks=3,
+            members=["pod-0", "pod-1"],
+            moved=[Route(tasks=["0_1"], origin="pod-0", to="pod-1")],
+        ),
+    )
+    return replace(made, **values)
+
+
+def test_rebalances_stand_with_their_reason_moves_and_gaps(tmp_path: Path) -> None:
+    of_others = rebalance(
+        2,
+        why="another instance joined, left or asked",
+        before=None,
+        members=None,
+        lost=[],
+        standbys=[],
+        duration_ms=None,
+        gaps_ms={},
+        restored_records=0,
+        outcome=IN_PROGRESS,
+        decision=None,
+    )
+    facts = replace(facts_of(*looks()), rebalances=[rebalance(1), of_others])
+    with served(lambda: facts) as server, browser(tmp_path) as window:
+        shown(window, server)
+        rows = window.value(
+            "[...document.querySelectorAll('#rebalances tr')].slice(1).map((row) =>"
+            " [...row.querySelectorAll('td')].slice(1).map((cell) => cell.textContent))"
+        )
+        assert rows == [
+            [of_others.why, "?", "no change", "", IN_PROGRESS, "", ""],
+            [
+                f"joined: {ODD}",
+                "1 to 2",
+                "lost 0_1; standbys 0_1",
+                "0_1 from pod-0 to pod-1",
+                "1.5 s",
+                "0.2 s",
+                "7,000 records, 3.1 MiB",
+            ],
+        ]
+        assert window.value("document.body.dataset.broken || 'whole'") == "whole"
+
+
 def test_the_page_answers_an_operators_questions_in_their_order(tmp_path: Path) -> None:
     facts = facts_of(*looks())
     with served(lambda: facts) as server, browser(tmp_path) as window:
@@ -296,6 +364,7 @@ def test_the_page_answers_an_operators_questions_in_their_order(tmp_path: Path) 
             "lags",
             "threads",
             "assignment",
+            "rebalances",
             "stores",
             "letters",
             "transactions",

@@ -40,6 +40,7 @@ from everflow.dsl.streams import (
 from everflow.errors import StoreLayoutError, UnknownBranchError
 from everflow.records import EdgeBatch
 from everflow.testing import TopologyTestDriver
+from everflow.topology.compatibility import layouts_to_keep
 from everflow.topology.graph import MergeNode, SinkNode, SourceNode
 from everflow.topology.partitioners import (
     OF_WINDOWS,
@@ -49,7 +50,7 @@ from everflow.topology.partitioners import (
     partitioner_name,
 )
 from everflow.topology.plan import SinkOp, plan
-from everflow.topology.store_layouts import fingerprint, layouts_to_keep
+from everflow.topology.store_layouts import fingerprint
 from everflow.topology.subtopologies import cut
 from everflow.worker.failures import Failures
 from everflow.worker.task_step import BY_KEY, Partitions

@@ -7,11 +7,18 @@ from typing import Any, cast
 
 import pytest
 
-from everflow import KafkaStreams
-from everflow.errors import FatalError
+from everflow import KafkaStreams, StreamThreadExceptionResponse
+from everflow.errors import (
+    ConfigError,
+    EverflowError,
+    FatalError,
+    InternalTopicError,
+    ShutdownRequestedError,
+    TaskTimeoutError,
+)
 from everflow.instance import kafka_streams
 from everflow.instance.assembly import ClusterPorts, Dependencies
-from everflow.instance.client_state import ClientState, Pause, StateMachine
+from everflow.instance.client_state import ClientState, IllegalStateError, Pause, StateMachine
 from everflow.instance.copies.state_updater import StateUpdater
 from everflow.instance.instance import EventLoop, Instance, InstanceSettings
 from everflow.instance.restore.listeners import RestoreProgress, RestoreTracker, SuspendReason
@@ -67,16 +74,8 @@ class Ports:
         return lambda *_, **__: Parts()
 
 
-def test_events_return_while_the_loop_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams = KafkaStreams(Topology(()), application_id="a", bootstrap_servers="b:1")
-    manager, unblocked, listened = Manager(), threading.Event(), []
-
-    def listener(new: ClientState, old: ClientState) -> None:
-        listened.append((new, threading.current_thread().name))
-
-    streams.set_state_listener(listener)
-    streams._life.states.to(ClientState.REBALANCING)
-    listened.clear()
+def wired(streams: KafkaStreams, monkeypatch: pytest.MonkeyPatch) -> Instance:
+    """Its instance, of which nothing was started that would have to end."""
     monkeypatch.setattr(
         kafka_streams,
         "instance_settings",
@@ -91,11 +90,23 @@ def test_events_return_while_the_loop_is_blocked(monkeypatch: pytest.MonkeyPatch
         ),
     )
     instance = streams._wired(cast(Any, Ports()))
-    instance.manager = cast(Any, manager)
-    monkeypatch.setattr(
-        streams._life, "_begin_end", streams._life.states.to
-    )  # nothing was started that would have to end
+    monkeypatch.setattr(streams._life, "_begin_end", streams._life.states.to)
     monkeypatch.setattr(instance, "_tick", lambda: None)
+    return instance
+
+
+def test_events_return_while_the_loop_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = KafkaStreams(Topology(()), application_id="a", bootstrap_servers="b:1")
+    manager, unblocked, listened = Manager(), threading.Event(), []
+
+    def listener(new: ClientState, old: ClientState) -> None:
+        listened.append((new, threading.current_thread().name))
+
+    streams.set_state_listener(listener)
+    streams._life.states.to(ClientState.REBALANCING)
+    listened.clear()
+    instance = wired(streams, monkeypatch)
+    instance.manager = cast(Any, manager)
     instance.loop.post(lambda: cast(None, unblocked.wait(60)))
     instance.loop.start()
 
@@ -117,6 +128,90 @@ def test_events_return_while_the_loop_is_blocked(monkeypatch: pytest.MonkeyPatch
     ]
     assert listened == [(ClientState.PENDING_ERROR, "everflow-instance")]
     assert isinstance(streams.error, FatalError)
+
+
+# Errors that no stream thread met go to the handler of uncaught exceptions, too (KIP-671).
+
+LATE = TaskTimeoutError("Task 0_0 made no progress")
+
+
+class Ending:
+    """An instance whose handler gives this ``answer``."""
+
+    def __init__(
+        self, answer: StreamThreadExceptionResponse, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.streams = KafkaStreams(Topology(()), application_id="a", bootstrap_servers="b:1")
+        self.asked: list[EverflowError] = []
+        self.spread = 0
+
+        def handler(error: EverflowError) -> StreamThreadExceptionResponse:
+            self.asked.append(error)
+            return answer
+
+        self.streams.set_uncaught_exception_handler(handler, most=2)
+        self.streams._life.states.to(ClientState.REBALANCING)
+        self.instance = wired(self.streams, monkeypatch)
+        self.instance.uncaught = self.streams._uncaught
+        self.streams._life.instance = self.instance
+        cast(Any, self.instance.member).shut_down_application = self.shut_down
+
+    def shut_down(self) -> None:
+        self.spread += 1
+
+    def fails(self, error: EverflowError) -> None:
+        """On its loop."""
+
+        def fail() -> None:
+            raise error
+
+        self.instance.turn(fail)
+
+    @property
+    def ended(self) -> bool:
+        return self.streams.state is ClientState.PENDING_ERROR
+
+
+def test_a_handler_is_set_before_the_start_and_may_replace_once_at_least() -> None:
+    streams = KafkaStreams(Topology(()), application_id="a", bootstrap_servers="b:1")
+    end = lambda _: StreamThreadExceptionResponse.SHUTDOWN_CLIENT  # noqa: E731
+    with pytest.raises(ConfigError, match=r"most.*found 0"):
+        streams.set_uncaught_exception_handler(end, most=0)
+    streams._life.states.to(ClientState.REBALANCING)
+    with pytest.raises(IllegalStateError, match="REBALANCING"):
+        streams.set_uncaught_exception_handler(end)
+
+
+def test_what_its_loop_meets_ends_the_instance_and_replaces_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ending = Ending(StreamThreadExceptionResponse.REPLACE_THREAD, monkeypatch)
+    error = InternalTopicError("app-c-changelog is gone")
+    ending.fails(error)
+    ending.fails(error)
+    assert (ending.asked, ending.ended) == ([error], True)
+    assert ending.streams.error is error
+    assert "[EF-INTERNAL-TOPIC]" in caplog.text
+
+
+def test_tasks_are_recovered_anew_as_often_as_a_thread_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ending = Ending(StreamThreadExceptionResponse.REPLACE_THREAD, monkeypatch)
+    assert [ending.instance.uncaught_elsewhere(LATE) for _ in range(3)] == [True, True, False]
+    assert (len(ending.asked), ending.ended) == (3, True)
+
+
+def test_the_others_hear_of_it_before_this_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = Ending(StreamThreadExceptionResponse.SHUTDOWN_APPLICATION, monkeypatch)
+    ending.fails(LATE)
+    ending.fails(FatalError("met meanwhile"))
+    assert (ending.asked, ending.spread, ending.ended) == ([LATE], 1, False)
+    ending.instance.on_member_event(Failed(ShutdownRequestedError("as asked")))
+    ending.instance.loop.start()
+    ending.instance.loop.end()
+    assert (ending.asked, ending.ended) == ([LATE], True), "the group's answer is no error of ours"
+    assert ending.streams.error is LATE
 
 
 # Users' listeners: they reach what tells them, and what they raise is logged and ends nothing.

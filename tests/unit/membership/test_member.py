@@ -24,6 +24,7 @@ from everflow.errors import (
     IncompatibleTopologyError,
     MissingSourceTopicError,
     ProcessIdClashError,
+    RetriableError,
     ShutdownRequestedError,
     TaskMigratedError,
 )
@@ -80,9 +81,8 @@ class Channel:
         self.wanted = False
         self.identity = MemberMetadata(self.identity.generation + 1, "m-1", None)
         nonce = data.answers or self.said[-1].nonce
-        data = replace(
-            data, active=frozenset(tasks), answers=nonce, topology=data.topology or digest(LINES)
-        )
+        active = frozenset(tasks) | {TaskId(0, tp.partition) for tp in self.also}
+        data = replace(data, active=active, answers=nonce, topology=data.topology or digest(LINES))
         partitions = frozenset(TopicPartition("a", task.partition) for task in tasks) | self.also
         self.listener.on_assignment(partitions, encode_assignment(data), self.identity.generation)
 
@@ -188,6 +188,27 @@ def test_every_completed_rebalance_ends_with_roles_changed_or_not(driven: Driven
     assert driven.member._owned == {TopicPartition("a", 0): 1}, "owned without a break"
     driven.member.request_rejoin()
     assert [type(event) for event in driven.given(T1)] == [Revoked, Assigned, Roles]
+
+
+def test_roles_say_since_when_it_joined_and_what_it_asked_for(driven: Driven) -> None:
+    driven.given(T0)
+    driven.member.request_rejoin("this member drains")
+    driven.step()  # asks; the answer is not there yet
+    driven.clock.advance(70)
+    asked = driven.given(T0)[-1]
+    driven.clock.advance(5)
+    driven.channel.request_rejoin()
+    of_others = driven.given(
+        T0, standby=frozenset({T1}), hosts={"h:1": HostTasks(frozenset({T0}))}
+    )[-1]
+    assert isinstance(asked, Roles)
+    assert isinstance(of_others, Roles)
+    assert asked.join is not None
+    assert of_others.join is not None
+    assert (asked.join.asked, asked.join.began_ms) == ("this member drains", 1_070.0)
+    assert (of_others.join.asked, of_others.join.began_ms) == ("", 1_075.0)
+    assert (asked.join.generation, asked.join.member, asked.join.decision) == (1, "m-1", None)
+    assert (of_others.join.standby, of_others.join.hosts) == ({T1}, {"h:1": ["0_0"]})
 
 
 def test_nothing_is_joined_until_the_revoked_tasks_are_closed(driven: Driven) -> None:
@@ -400,7 +421,7 @@ def test_a_refusal_because_of_unreadable_bytes_always_counts(driven: Driven) -> 
         (
             AnswerError.INCOMPATIBLE_TOPOLOGY,
             IncompatibleTopologyError,
-            "+ sub-topology 0 reads topic a",
+            "input topic a: ",
         ),
         (AnswerError.PROCESS_ID_CLASH, ProcessIdClashError, "state.dir"),
         (AnswerError.ASSIGNMENT_FAILED, AssignmentFailedError, "as told"),
@@ -452,6 +473,18 @@ def test_who_ends_the_application_waits_for_no_silent_member_for_ever(driven: Dr
     told = driven.step()
     assert [type(event) for event in told] == [Lost, Failed]
     assert "still run" in str(told[1].error)  # type: ignore[union-attr]
+
+
+def test_who_ends_the_application_does_not_wait_for_brokers_that_are_away(driven: Driven) -> None:
+    asked_to_end(driven)
+
+    def away(timeout_s: float) -> None:
+        raise RetriableError("no broker answers")
+
+    driven.channel.poll = away  # type: ignore[method-assign]
+    assert driven.step() == []
+    driven.clock.advance(SPREADS_MS)
+    assert [type(event) for event in driven.step()] == [Lost, Failed]
 
 
 def test_a_newcomer_that_meets_its_former_life_waits_for_its_session_s_end(driven: Driven) -> None:

@@ -25,8 +25,10 @@ from everflow.assignment.cluster_state import (
     ClusterState,
     Member,
     TaskInfo,
+    holding,
 )
 from everflow.assignment.user_data import (
+    LATEST_VERSION,
     UNREAD,
     AnswerError,
     AssignmentData,
@@ -44,6 +46,7 @@ from everflow.membership.assignor import (
     Decide,
     Identity,
     MemberAssignor,
+    decision_of,
     decision_text,
     known_of,
 )
@@ -88,7 +91,7 @@ def assignor(
     ports: Ports | None = None,
     decide: Decide | None = None,
     topics: tuple[str, ...] = ("a",),
-    latest_version: int = 2,
+    latest_version: int = LATEST_VERSION,
     identity: Identity | None = None,
     **more: Any,
 ) -> MemberAssignor:
@@ -128,6 +131,17 @@ def answers(given: Mapping[str, MemberAssignment]) -> dict[str, AssignmentData]:
 def decided(leader: MemberAssignor, count: int = 2, **said: UserData) -> dict[str, AssignmentData]:
     """What a leader answers to members that said this, of a topic of ``count`` partitions."""
     return answers(leader.assign({name: encode(one) for name, one in said.items()}, {"a": count}))
+
+
+def test_a_task_whose_number_is_fixed_gets_each_of_its_partitions() -> None:
+    """Topic ``a`` has twice as many partitions as the state (note 067)."""
+    me = assignor(tasks={0: 2})
+    said = {"m": encode(member("p-0"))}
+    given = me.assign(said, {"a": 4})
+    assert sorted(given["m"].partitions) == [TopicPartition("a", n) for n in range(4)]
+    assert answers(given)["m"].active == {TASK_0, TASK_1}
+    assert [me.task_of(TopicPartition("a", n)) for n in range(4)] == [TASK_0, TASK_1] * 2
+    assert assignor().task_of(TopicPartition("a", 2)) == TASK_2
 
 
 def test_each_join_sends_other_bytes_and_what_holds_now() -> None:
@@ -303,21 +317,33 @@ def test_a_cloned_process_id_is_named_and_the_newer_member_refused() -> None:
 
 
 def test_a_member_of_a_future_version_is_answered_and_keeps_what_it_may_run() -> None:
-    future = assignor(latest_version=3, identity=Identity(process_id="new", topology=LINES))
+    future = assignor(
+        latest_version=LATEST_VERSION + 1, identity=Identity(process_id="new", topology=LINES)
+    )
     future.bind(lambda: Claims(frozenset({TASK_1}), 4))
     old = assignor()
     members = {"m1": encode(member("x", TASK_0, generation=4)), "m2": future.user_data()}
     told = answers(old.assign(members, {"a": 2}))
-    assert (told["m2"].error, told["m2"].latest_version) == (AnswerError.UNSUPPORTED_VERSION, 2)
+    assert told["m2"].error is AnswerError.UNSUPPORTED_VERSION
+    assert told["m2"].latest_version == LATEST_VERSION
     assert told["m1"].active == {TASK_0}, "0_1 may run on the member that cannot be read"
     future.answer(old.assign(members, {"a": 2})["m2"].user_data)
     members["m2"] = future.user_data()
-    assert decode(members["m2"]).latest_version == 3
+    assert decode(members["m2"]).latest_version == LATEST_VERSION + 1
     told = answers(old.assign(members, {"a": 2}))
     assert {m: (data.error, data.active) for m, data in told.items()} == {
         "m1": (AnswerError.NONE, {TASK_0}),
         "m2": (AnswerError.NONE, {TASK_1}),
     }
+
+
+def test_a_new_partition_that_the_leader_takes_for_a_task_is_left() -> None:
+    """A leader that counts tasks by the partitions of an input that grew gives partition 2 as task
+    0_2. Here it belongs to task 0_0, which another member may run."""
+    one = assignor(tasks={0: 2})
+    first, grown = TopicPartition("a", 0), TopicPartition("a", 2)
+    assert one.known({first, grown}, {TASK_0, TASK_2}) == {first, grown}
+    assert one.known({grown}, {TASK_2}) == frozenset()
 
 
 def test_bytes_that_cannot_be_read_cost_only_their_member_its_tasks() -> None:
@@ -383,6 +409,19 @@ def test_a_lost_member_s_tasks_wait_for_it_as_long_as_the_same_leader_remembers(
     assert answers(leader.assign({"m1": both["m1"]}, {"a": 2}))["m1"].active == {TASK_0, TASK_1}
 
 
+def test_a_leader_knows_its_decision_until_another_leads() -> None:
+    leader, both = assignor(), {"m1": encode(member("p1")), "m2": encode(member("p2"))}
+    given = leader.assign(both, {"a": 2})
+    leader.answer(given["m1"].user_data)
+    assert leader.decision is not None
+    assert (leader.decision.tasks, leader.decision.members) == (2, ["m1", "m2"])
+    assert leader.decision.before is None
+    moved = [task for one in leader.decision.moved for task in one.tasks]
+    assert sorted(moved) == ["0_0", "0_1"]
+    leader.answer(given["m1"].user_data)  # a generation that another member led
+    assert leader.decision is None
+
+
 def test_what_is_cold_here() -> None:
     one = assignor(Ports({TASK_0: 5}))
     assert one.cold({TASK_0, TASK_1}) == {TASK_1}
@@ -426,7 +465,9 @@ BOTH = Assignment(active={ONE.member_id: FIRST, TWO.member_id: REST})
 
 def test_who_vanished_and_who_has_its_tasks_now() -> None:
     before = known_of(cluster(ONE, TWO), BOTH)
-    text = decision_text(before, cluster(ONE), Assignment(active={ONE.member_id: FIRST | REST}))
+    text = decision_text(
+        decision_of(before, cluster(ONE), Assignment(active={ONE.member_id: FIRST | REST}))
+    )
     assert text.split("; ")[:3] == [
         "8 tasks on 1 instance",
         "gone: two-a309ccc1 (host-2:80) (had 0_4, 0_5, 0_6, 0_7)",
@@ -436,7 +477,9 @@ def test_who_vanished_and_who_has_its_tasks_now() -> None:
 
 
 def test_a_new_leader_knows_only_that_they_had_no_owner() -> None:
-    text = decision_text({}, cluster(ONE), Assignment(active={ONE.member_id: FIRST | REST}))
+    text = decision_text(
+        decision_of({}, cluster(ONE), Assignment(active={ONE.member_id: FIRST | REST}))
+    )
     moves = r"moves now: 0_4, 0_5, 0_6, 0_7 from nobody \(.*\) to one-3ad7a161"
     assert re.match(f"8 tasks on 1 instance; {moves}; nothing left", text)
 
@@ -449,14 +492,14 @@ def test_what_waits_for_its_owner_is_not_called_finished() -> None:
         movements=0,
         followup_ms=0,
     )
-    text = decision_text(before, cluster(ONE, TWO), handing)
+    text = decision_text(decision_of(before, cluster(ONE, TWO), handing))
     assert text.startswith("8 tasks on 2 instances; being handed over: 0_4, 0_5, 0_6, 0_7 (")
     assert "nothing left" not in text
 
 
 def test_a_lost_instance_s_tasks_count_while_they_are_held_back() -> None:
     held = dataclasses.replace(cluster(ONE), held_back=REST)
-    text = decision_text({}, held, Assignment(active={ONE.member_id: FIRST}))
+    text = decision_text(decision_of({}, held, Assignment(active={ONE.member_id: FIRST})))
     assert re.fullmatch("8 tasks on 1 instance; held back .*: 0_4, 0_5, 0_6, 0_7", text)
 
 
@@ -464,7 +507,9 @@ def test_a_task_that_was_handed_over_comes_from_who_had_it() -> None:
     handing = Assignment(active={ONE.member_id: FIRST, TWO.member_id: frozenset()}, withheld=REST)
     done = Member(member_id=TWO.member_id, process_id="p2", generation=4, endpoint="host-2:80")
     handed = Assignment(active={ONE.member_id: FIRST | REST, TWO.member_id: frozenset()})
-    text = decision_text(known_of(cluster(ONE, TWO), handing), cluster(ONE, done), handed)
+    text = decision_text(
+        decision_of(known_of(cluster(ONE, TWO), handing), cluster(ONE, done), handed)
+    )
     assert "moves now: 0_4, 0_5, 0_6, 0_7 from two-a309ccc1 (host-2:80) to one-3ad7a161;" in text
 
 
@@ -477,7 +522,7 @@ def test_a_newcomer_s_warm_ups_and_what_comes_later() -> None:
         warmup={TWO.member_id: frozenset(TASKS[4:6])},
         movements=4,
     )
-    assert decision_text(before, cluster(alone, new), warming) == (
+    assert decision_text(decision_of(before, cluster(alone, new), warming)) == (
         "8 tasks on 2 instances; new: two-a309ccc1; warm-ups: 0_4 on two-a309ccc1, 0_5 on "
         "two-a309ccc1; still to move: 4"
     )
@@ -726,3 +771,45 @@ def test_a_draining_instance_gives_each_task_to_the_nearest_copy(decide: OwnDeci
 def test_where_everybody_drains_somebody_still_works(decide: OwnDecide) -> None:
     found = decide(own_cluster(replace(OWN_FIRST, draining=True), replace(SECOND, draining=True)))
     assert frozenset().union(*found.active.values()) == frozenset(OWN_TASKS)
+
+
+# --- tasks that are held for a migration (note 067) -----------------------------------------------
+
+
+def test_held_tasks_are_given_to_nobody_and_warmed_up_where_they_would_run() -> None:
+    leader = assignor(Ports(ends={TASK_0: 50, TASK_1: 50}))
+    runs = member("x", TASK_0, TASK_1, generation=3)
+    assert decided(leader, m1=runs)["m1"].active == {TASK_0, TASK_1}
+    asks = member("z", draining=True, held=frozenset({TASK_0}))
+    given = decided(leader, m1=runs, migrator=asks)
+    assert given["m1"].active == {TASK_1}
+    assert given["m1"].warmup == {TASK_0}, "a warm-up says again how far it is, a standby once"
+    assert not given["migrator"].active
+    assert leader.decision is not None
+    assert str(TASK_0) in " ".join(leader.decision.held_back)
+    let_go = replace(runs, owned=frozenset({TASK_1}), generation=4, offset_sums={TASK_0: 50})
+    assert decided(leader, m1=let_go, migrator=asks)["m1"].warmup == {TASK_0}
+    back = decided(leader, m1=let_go)
+    assert back["m1"].active == {TASK_0, TASK_1}, "without the one who asked they run again"
+
+
+def test_a_member_asks_to_hold_tasks_from_its_next_join_on() -> None:
+    one = assignor()
+    assert decode(one.user_data()).held == frozenset()
+    one.held = frozenset({TASK_0, TASK_2})
+    assert decode(one.user_data()).held == {TASK_0, TASK_2}
+
+
+def test_while_tasks_are_held_no_rebalance_follows_but_for_others_on_their_way() -> None:
+    tasks = {task: TaskInfo(task, (), stateful=True) for task in (TASK_0, TASK_1)}
+    moving = Assignment(
+        active={"x": frozenset({TASK_0})},
+        withheld=frozenset({TASK_1}),
+        movements=1,
+        followup_ms=0,
+    )
+    assert holding(moving, {TASK_0}, tasks).followup_ms == 0
+    assert holding(moving, {TASK_0, TASK_1}, tasks).followup_ms is None
+    later = Assignment(active={"x": frozenset({TASK_0})}, movements=1, followup_ms=5_000)
+    assert holding(later, {TASK_0}, tasks).followup_ms is None
+    assert holding(later, (), tasks) is later

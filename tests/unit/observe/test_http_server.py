@@ -47,7 +47,7 @@ from everflow.observe.page.routes import Page
 from everflow.observe.requests import OwnNames
 from everflow.testing import wait_until
 from unit.observe.observations import FULL, WHOLE, changed
-from unit.observe.page.page_facts import SHOWN
+from unit.observe.page.page_facts import HANDED_OVER, JOINED, SHOWN
 
 
 class Shown:
@@ -98,6 +98,17 @@ def test_the_status_is_json_with_null_for_the_unknown(server: HttpServer, shown:
     assert status["members"] is None
     assert [task["task"] for task in status["tasks"]] == ["1_0", "1_1", "1_2", "1_3", "2_0"]
     assert status["tasks"][0]["stores"] == [{"name": "counts", "bytes": 4096}]
+
+
+def test_the_rebalances_are_a_json_list_the_newest_last(shown: Shown) -> None:
+    app = application(shown.look, "", rebalances=lambda: [JOINED, HANDED_OVER])
+    with closing(HttpServer("127.0.0.1:0", app)) as server:
+        status, text = get(server, "/rebalances")
+    found = json.loads(text)
+    assert status == 200
+    assert [(one["generation"], one["reason"]) for one in found] == [(3, "start"), (4, "joined")]
+    assert found[1]["gaps_ms"] == {"1_0": 210.5, "1_1": None}
+    assert found[1]["decision"]["moved"][0]["tasks"] == ["1_2"]
 
 
 @pytest.mark.parametrize(
@@ -541,7 +552,17 @@ def watched(drained: list[str], tokens: tuple[str, ...] = ()) -> Iterator[str]:
         yield server.address
 
 
-PATHS = ["/", "/status", "/metrics", "/topology", "/page", "/page/view", "/page/letters", "/none"]
+PATHS = [
+    "/",
+    "/status",
+    "/rebalances",
+    "/metrics",
+    "/topology",
+    "/page",
+    "/page/view",
+    "/page/letters",
+    "/none",
+]
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -15,18 +15,29 @@ from everflow.operators.table import TableSpec
 from everflow.serdes import Serde
 from everflow.serdes.by_record import adopted
 from everflow.state.store import StoreSpec
+from everflow.topology.compatibility import layouts_to_keep, require_readable
 from everflow.topology.graph import EdgeType, StatefulNode
 from everflow.topology.program import Topology
 from everflow.topology.store_layouts import (
+    Kept,
     StoreLayout,
     digest,
+    fingerprint,
     from_json,
+    gone_in,
+    kept_text,
     layout_of,
-    layouts_to_keep,
-    require_readable,
+    newest,
+    program_in,
+    reads_in,
+    repartition_in,
+    repartition_words,
     serde_words,
     to_text,
+    topics_in,
 )
+from everflow.topology.stream_times import timed_by, times_text
+from everflow.topology.subtopologies import cut
 from unit.builders import store_spec
 
 TEXT = serdes.string()
@@ -169,7 +180,7 @@ def test_what_is_read_as_it_was_written_is_accepted(change: str) -> None:
 def test_what_would_be_read_as_something_else_is_refused(change: str) -> None:
     before, after = OTHER[change]
     for one, other in ((before, after), (after, before)):
-        with pytest.raises(StoreLayoutError, match=r"\n +\w+ stored: .*\n +\w+ now:    "):
+        with pytest.raises(StoreLayoutError, match=r"\n +before: .*\n +now:    "):
             restarted(one, other)
 
 
@@ -200,12 +211,13 @@ def test_the_message_says_where_what_and_what_to_do() -> None:
         restarted(before, after)
     told = str(refused.value).splitlines()
     assert told[0].startswith("Application shop has stored ")
-    assert told[1:4] == [
-        "  store totals of AGG-0, at shop.py:12",
-        "    value stored: n bigint (count), total bigint (sum)",
-        "    value now:    total bigint (sum), n bigint (count)",
+    assert told[1:5] == [
+        "  store totals: its values have another type or format",
+        "      at:     shop.py:12",
+        "      before: value n bigint (count), total bigint (sum)",
+        "      now:    value total bigint (sum), n bigint (count)",
     ]
-    assert refused.value.difference.splitlines() == told[1:4]
+    assert refused.value.difference.splitlines() == told[1:5]
     for cure in (
         "write the operator as it was",
         "an application.id of its own",
@@ -221,18 +233,14 @@ def test_every_store_and_every_part_that_differs_is_told() -> None:
     )
     with pytest.raises(StoreLayoutError) as refused:
         layouts_to_keep("shop", changed, [layouts_to_keep("shop", ran, [])])
-    assert [
-        line.strip() for line in refused.value.difference.splitlines() if "line" not in line
-    ] == [
-        "store names of AGG-1, at shop.py:12",
-        "value stored: string",
-        "value now:    binary",
-        "store totals of AGG-0, at shop.py:12",
-        "key stored: string",
-        "key now:    bigint",
-        "value stored: bigint",
-        "value now:    double",
+    told = [line.strip().partition(":")[::2] for line in refused.value.difference.splitlines()]
+    assert [(word, text.strip()) for word, text in told if word in ("before", "now")] == [
+        ("before", "value string"),
+        ("now", "value binary"),
+        ("before", "key string; value bigint"),
+        ("now", "key bigint; value double"),
     ]
+    assert [word for word, _ in told if word.startswith("store")] == ["store names", "store totals"]
 
 
 def test_offsets_of_before_without_layouts_are_accepted() -> None:
@@ -322,7 +330,7 @@ def test_what_java_writes_otherwise_is_refused_by_name_and_line() -> None:
         require_readable("shop", builder.build())
     told = str(raised.value)
     for store_name in ("held", "packed", "pair-left-shared-join-store"):
-        assert f"store {store_name} of " in told
+        assert f"store {store_name}: " in told
     assert "store counts" not in told
     assert "test_store_layouts.py" in told
 
@@ -348,3 +356,102 @@ def test_what_java_has_serdes_of_is_told_from_json_of_the_same_type() -> None:
     }
     assert len(words) == 11
     assert {"boolean", "smallint", "float", "list of int", "list of int as JSON"} <= words
+
+
+# What is kept beside the layouts.
+
+Texts = list[dict[str, Kept]]
+
+
+def by_words(value: Serde = TEXT, name: str = "by-words") -> Topology:
+    builder = StreamsBuilder()
+    read = builder.stream("in", key=TEXT, value=value)
+    read.repartition(name=name).group_by_key().count(store="counts")
+    return builder.build()
+
+
+def ran(topology: Topology, found: Texts, room: int = ROOM) -> dict[str, Kept]:
+    """A program starts on what was found; what it keeps."""
+    kept = layouts_to_keep("shop", topology, found)
+    text = kept_text(kept, cut(topology), found, room)
+    assert len(text) <= room
+    return from_json(json.loads(text or "{}"))
+
+
+def test_a_program_its_repartition_topics_and_its_inputs_are_kept() -> None:
+    topology = by_words()
+    kept = ran(topology, [{}])
+    assert kept == {
+        "*": digest(fingerprint(cut(topology))),
+        "*:0": "in",
+        "*:1": "*by-words-repartition",
+        "*:times": times_text(timed_by(topology)),
+        "*by-words-repartition": digest(("string", "string")),
+        "counts": StoreLayout("key_value", "string", "bigint (count)"),
+    }
+    assert repartition_words(topology) == {"by-words-repartition": ("string", "string")}
+    assert reads_in(kept) == {0: ["in"], 1: ["*by-words-repartition"]}
+    assert topics_in([kept]) == {
+        "changelog": {"counts-changelog"},
+        "repartition": {"by-words-repartition"},
+    }
+
+
+def test_a_partition_of_the_program_before_does_not_count() -> None:
+    """Nothing was processed in it since: its text stays, and would tell the wrong types."""
+    first = ran(by_words(), [])
+    second = ran(by_words(serdes.bytes_()), [first])
+    third = ran(by_words(), [first, second])
+    assert [str(one["*"]).partition(".")[2] for one in (first, second, third)] == ["", "1", "2"]
+    assert ran(by_words(), [first, second, third]) == third
+    for found in ([first, second], [second, first]):
+        assert newest(found) == second
+        assert repartition_in(newest(found)) == {
+            "by-words-repartition": digest(("string", "binary"))
+        }
+    assert program_in(third) == program_in(first)
+    assert program_in(third) != program_in(second)
+
+
+def test_what_a_program_has_no_more_is_passed_on_and_named() -> None:
+    first = ran(by_words(), [])
+    second = ran(by_words(name="others"), [first])
+    assert second["*by-words-repartition"] == first["*by-words-repartition"]
+    assert gone_in(second) == {"*by-words-repartition"}
+    again = ran(by_words(), [first, second])
+    assert gone_in(again) == {"*others-repartition"}
+    assert topics_in([again])["repartition"] == {"by-words-repartition", "others-repartition"}
+
+
+def test_where_there_is_no_room_the_least_needed_goes_first() -> None:
+    topology = by_words()
+    whole = ran(topology, [])
+    size = len(json.dumps(whole, separators=(",", ":")))
+    rooms = {room: ran(topology, [], room) for room in (size, size - 1, 130, 80, 40)}
+    assert rooms[size] == whole
+    assert reads_in(rooms[size - 1]) is None
+    assert rooms[size - 1].items() <= whole.items()
+    assert repartition_in(rooms[130]) == {"by-words-repartition": whole["*by-words-repartition"]}
+    assert repartition_in(rooms[80]) == {}
+    assert rooms[80] == {"counts": whole["counts"]}
+    assert rooms[40] == {"counts": digest(StoreLayout("key_value", "string", "bigint (count)"))}
+
+
+def of_a_release_before(topology: Topology, found: Texts) -> dict[str, Kept]:
+    """What releases without digests wrote of the same text: their names, all values empty."""
+    mine = layouts_to_keep("shop", topology, [])
+    kept = {**{name: value for one in found for name, value in one.items()}, **mine}
+    names = {name for one in found for name in one if name.startswith("*")}
+    names |= {f"*{name}" for name in repartition_words(topology)}
+    assert all(isinstance(kept.get(name, ""), str) for name in names), "or they leave it out"
+    return {**kept, "*": "", **dict.fromkeys(names, "")}
+
+
+def test_an_older_release_passes_the_entries_on_and_its_own_are_read() -> None:
+    first = ran(by_words(), [])
+    between = of_a_release_before(by_words(), [from_json(json.loads(json.dumps(first)))])
+    assert between.keys() == first.keys()
+    assert topics_in([between]) == topics_in([first])
+    assert (reads_in(between), program_in(between)) == (None, None)
+    assert repartition_in(between) == {"by-words-repartition": ""}
+    assert ran(by_words(), [between]) == first

@@ -23,7 +23,7 @@ from everflow.topology.graph import (
     SourceNode,
     StatefulNode,
 )
-from everflow.topology.patterns import TopicGrowth, growth, may_grow, with_topics
+from everflow.topology.patterns import TopicGrowth, growth, why_not_grown, with_topics
 from everflow.topology.store_layouts import differing_lines, fingerprint
 from everflow.topology.subtopologies import cut, internal_topics, tasks
 from unit.builders import store_spec
@@ -344,7 +344,7 @@ def resized(make: str, **existing: int) -> dict[str, int]:
     program = builder.build()
     read = dict.fromkeys(("a", "b"), 2)
     found = growth(program, read, {**read, **existing}, "app")
-    may = {t: n for t, n in existing.items() if may_grow(program, read, t, n, "app")}
+    may = {t: n for t, n in existing.items() if why_not_grown(program, read, t, n, "app") is None}
     assert may == found.taken
     return dict(found.taken)
 

@@ -238,6 +238,32 @@ def test_keys_of_another_partitioner_are_counted_and_it_is_named(said: str, by: 
         assert "key-" in found.sample
 
 
+@pytest.mark.parametrize("by", BY_HASH)
+@pytest.mark.parametrize("partitions", [4, 8])
+def test_a_key_may_lie_in_any_partition_of_its_task(by: str, partitions: int) -> None:
+    """Of a topic that had 4 partitions and has 8, from producers that know so many (note 067)."""
+    sources = (
+        replace(SOURCE, partitioner=by, until=4),
+        replace(SOURCE, partitioner=by, index=1, slot=1, first=4),
+    )
+    check = KeyCheck({"orders": 8}, {"orders": 4})
+    lie = key_partitions(pa.array(KEYS), partitions, by)
+    for one in sources:
+        mine = [n for n, at in enumerate(lie.tolist()) if one.reads(TopicPartition("orders", at))]
+        if not mine:
+            assert partitions == 4
+            continue
+        own = [int(lie[n]) - one.first for n in mine]
+        found = check.of(one, read([KEYS[n] for n in mine], own))
+        assert found is not None
+        assert (found.checked, found.misplaced) == (len(mine), 0)
+        elsewhere = check.of(one, read([KEYS[n] for n in mine], [(n + 1) % 4 for n in own]))
+        assert elsewhere is not None
+        assert elsewhere.misplaced == len(mine)
+        place = int(elsewhere.sample.rpartition(" ")[2])
+        assert place == one.first + (own[0] + 1) % 4
+
+
 def test_a_function_says_where_keys_belong_and_its_failure_ends_nothing() -> None:
     def length(topic: str, key: str, value: None, partitions: int) -> int:
         assert topic == "orders"

@@ -23,7 +23,7 @@ from everflow.errors import (
     TaskMigratedError,
     UnknownOutcomeError,
 )
-from everflow.handlers import ErrorHandlerContext, Handlers, Response
+from everflow.handlers import DESERIALIZATION, ErrorHandlerContext, Handlers, Response
 from everflow.instance.thread.batch_counts import BatchCounts
 from everflow.kafka.reading.record_columns import LogColumns
 from everflow.kafka.writing.record_encoding import RecordColumns, encoded_headers
@@ -32,6 +32,7 @@ from everflow.protocol.messages import (
     ABORTED,
     COMMITTED,
     BadRecord,
+    BatchFailure,
     BatchFigures,
     BatchRequest,
     BatchResult,
@@ -48,7 +49,8 @@ from everflow.state.left_out import KeptEntry
 from everflow.state.lmdb_store import LmdbStore
 from everflow.topology.batches import BatchInput
 from everflow.topology.plan import DEAD_LETTER_SLOT, DEAD_LETTER_TYPE, Source
-from everflow.worker.decode import Judge, LogDecoder
+from everflow.worker.columns import seen
+from everflow.worker.decode import Fault, Judge, LogDecoder
 from everflow.worker.failures import DescribedFailure, RecordFailure, failure_of, serde_outage
 from everflow.worker.isolation import HALVED_AFTER, Isolated, Trial
 from everflow.worker.letters import (
@@ -552,6 +554,37 @@ def test_a_store_that_another_claimed_is_not_touched(writer: SinkWriter, store: 
     with pytest.raises(EverflowError, match="i2"):
         run(writer, store)
     assert entries(store) == 0
+
+
+def test_a_record_of_a_tasks_second_partition_has_its_place_in_the_topic() -> None:
+    """Task 1 of 4 reads the partitions 1 and 5 (note 067)."""
+    sources = (
+        made_source("a", index=0, merged=True, until=4),
+        made_source("a", index=1, merged=True, first=4),
+    )
+    asked: list[ErrorHandlerContext] = []
+
+    def handler(context: ErrorHandlerContext, error: BaseException) -> Response:
+        asked.append(context)
+        return Response.DEAD_LETTER
+
+    handlers = Handlers("dead", {"deserialization": handler})
+    decoder = LogDecoder(sources, False, handlers)
+    first, second = TopicPartition("a", 1), TopicPartition("a", 5)
+    judge, place = Judge(handlers), BadRecord("a", 5, 101)
+    failure = BatchFailure(kind="record", error="x", record=place, stage=DESERIALIZATION)
+    judge.skip(Fault(failure, None))
+    read = {first: log(["v"]), second: log(["w", "bad", "x"], [1, 3, 2])}
+    hop = decoder.run(read, judge)
+    assert hop.partition.tolist() == [1] * 4
+    assert hop.source.tolist() == [0, 1, 1, 1]
+    assert [hop.batches[slot].offset.tolist() for slot in (1, 2)] == [[100], [100, 102]]
+    (headers,) = letter_headers(hop.batches[DEAD_LETTER_SLOT], sources)
+    assert dict(headers)["__streams.errors.partition"] == b"5"
+    assert [(one.partition, one.offset, one.task_id) for one in asked] == [(5, 101, "0_1")]
+    names = pa.schema([("partition", pa.int32()), ("topic", pa.string())])
+    partition, topic = seen(hop.batches[2], names, sources)
+    assert (partition.to_pylist(), topic.to_pylist()) == ([5, 5], ["a", "a"])
 
 
 # A batch without the records that it fails on.

@@ -39,7 +39,7 @@ class GlobalTables:
 
     follows: Sequence[StandbyTask]
     updater: StateUpdater | None
-    failed: Callable[[EverflowError], None]
+    failed: Callable[[EverflowError], object]
     clock: Clock
     loaded: LoadedTables | None = None
     _targets: dict[TaskId, tuple[Path, int]] = field(default_factory=dict)

@@ -249,9 +249,9 @@ class StateUpdater:
                 self._say(f"Standby tasks cannot follow their changelogs: {error}")
                 self.clock.wait(self.wake, FAULT_PAUSE_MS)
             except Exception as error:  # the instance goes on without copies
-                defect = not isinstance(error, EverflowError)
-                text = "Standby tasks cannot follow their changelogs: %s"
-                log.error(text, error, exc_info=defect)
+                code = f"[{error.code}] " if isinstance(error, EverflowError) else ""
+                text = "Standby tasks cannot follow their changelogs: %s%s"
+                log.error(text, code, error, exc_info=not code)
                 self._start_over()
 
     def run_once(self) -> None:
@@ -380,7 +380,7 @@ class StateUpdater:
             try:
                 self._open(task, states)
             except EverflowError as error:
-                self._stalled.failed({task.id: task.role}, str(error))
+                self._stalled.failed({task.id: task.role}, f"[{error.code}] {error}")
                 continue
             self._stalled.progressed(task.id)
             del self._waiting[task.id]

@@ -583,7 +583,10 @@ def store_queries(
         site(
             spec,
             index,
-            max(blueprint.partitions[topic] for topic in topics[spec.name]),
+            min(
+                blueprint.number_of_tasks(index),
+                max(blueprint.partitions[topic] for topic in topics[spec.name]),
+            ),
             False,
         )
         for index, specs in blueprint.stores.items()

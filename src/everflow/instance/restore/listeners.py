@@ -11,6 +11,7 @@ from typing import Protocol
 from everflow import metrics as names
 from everflow.logs import rebalance_log
 from everflow.metrics import Metrics
+from everflow.rebalances import Restored
 from everflow.records import TaskId, TopicPartition
 from everflow.user_program import ListenerGuard
 
@@ -32,6 +33,8 @@ class RestoreProgress:
     rebuild: bool = False
     """True if the store was not trusted and begins empty; ``reason`` (`RestorePlan`) says why."""
     reason: str = ""
+    bytes: int = 0
+    """Of the records' keys and values."""
 
     @property
     def done(self) -> bool:
@@ -88,6 +91,10 @@ class RestoreTracker:
         self._metrics = metrics
         self._lock = threading.Lock()
         self._active: dict[tuple[TaskId, str], RestoreProgress] = {}
+        self._restored = Restored()
+
+    def restored(self) -> Restored:
+        return self._restored
 
     def fraction(self) -> float | None:
         with self._lock:
@@ -116,6 +123,10 @@ class RestoreTracker:
 
     def batch_restored(self, progress: RestoreProgress, records: int) -> None:
         self._metrics.add(names.RESTORED_RECORDS, records)
+        with self._lock:
+            before = self._active.get((progress.task, progress.store))
+            more = progress.bytes - (0 if before is None else before.bytes)
+            self._restored = Restored(self._restored.records + records, self._restored.bytes + more)
         self._note(progress)
         self._tell("batch_restored", progress, records)
 

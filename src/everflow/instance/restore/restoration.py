@@ -17,7 +17,14 @@ from everflow.instance.restore.restore_plan import ChangelogState, RestorePlan, 
 from everflow.metrics import Metrics
 from everflow.records import Int64, TaskId, TopicPartition
 from everflow.state.changelog import SUFFIX_BYTES
-from everflow.state.left_out import Chunk, CorrectedChunk, KeptEntry, PlacedChunk, corrected
+from everflow.state.left_out import (
+    Chunk,
+    CorrectedChunk,
+    KeptEntry,
+    PlacedChunk,
+    SizedChunk,
+    corrected,
+)
 from everflow.state.lmdb_store import LmdbStore, StoreDamagedError
 from everflow.state.store import VERSIONED, StoreSpec
 from everflow.state.task_directory import StateDirectory
@@ -128,12 +135,14 @@ class FilledStore:
             raise named from error
         elapsed_s = (clock.monotonic_ms() - self.began_ms) / 1000
         end, count = max(of.end, position), of.records + chunk.records
+        size = chunk.bytes if isinstance(chunk, SizedChunk) else 0
         self.progress = replace(
             of,
             position=position,
             end=end,
             records=count,
             elapsed_s=elapsed_s,
+            bytes=of.bytes + size,
         )
 
 

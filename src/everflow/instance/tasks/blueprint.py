@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from everflow.assignment.cluster_state import inputs_of, number_of_tasks
 from everflow.instance.tasks.task import ActiveTask, StandbyTask, TaskRole, TaskStore
 from everflow.records import TaskId, TopicPartition
 from everflow.state.store import StoreSpec, left_out_topic
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """``inputs``: sub-topology -> full names of its topics; ``partitions``: of each. ``kept``:
+    """``inputs``: sub-topology -> full names of its topics; ``partitions``: of each. ``tasks``: of
+    sub-topologies with state, whose inputs may have a multiple of it (`fixed_tasks`). ``kept``:
     repartition topics of which only everflow deletes records. ``fingerprint``: must be equal in all
     instances. ``layouts``: the text beside committed offsets (`topology.store_layouts`).
-    ``topology``: the program, with the topics that match its patterns."""
+    ``topology``: the program, with the topics that match its patterns. ``filled_from``: the
+    application whose state a migration was copying here at the start (note 067)."""
 
     application_id: str
     cluster_id: str
@@ -29,6 +32,7 @@ class Blueprint:
     inputs: Mapping[int, tuple[str, ...]]
     stores: Mapping[int, tuple[StoreSpec, ...]]
     partitions: Mapping[str, int]
+    tasks: Mapping[int, int] = field(default_factory=dict)
     offset_reset: Mapping[str, str]
     repartition: frozenset[str]
     kept: frozenset[str]
@@ -36,10 +40,33 @@ class Blueprint:
     layouts: str = ""
     global_partitions: Mapping[str, int] = field(default_factory=dict)
     topology: Graph = field(default_factory=lambda: Graph(()))
+    filled_from: str | None = None
 
     def inputs_of(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        topics, partition = self.inputs.get(task.subtopology, ()), task.partition
-        return tuple(TopicPartition(t, partition) for t in topics if partition < self.partitions[t])
+        if task.subtopology not in self.inputs:
+            return ()
+        return inputs_of(task, self.inputs[task.subtopology], self.partitions, self.tasks)
+
+    def number_of_tasks(self, subtopology: int) -> int:
+        return number_of_tasks(subtopology, self.inputs[subtopology], self.partitions, self.tasks)
+
+    @property
+    def internal(self) -> dict[str, int]:
+        """Partitions of the repartition topics and changelogs, by full name."""
+        found = {name: self.partitions[name] for name in self.repartition}
+        for subtopology in self.inputs:
+            for spec in self.logged(subtopology):
+                name = spec.left_out_topic(self.application_id)
+                name = name or spec.changelog_topic(self.application_id)
+                found[name] = self.number_of_tasks(subtopology)
+        return found
+
+    def every_task(self) -> frozenset[TaskId]:
+        return frozenset(
+            TaskId(index, partition)
+            for index in self.inputs
+            for partition in range(self.number_of_tasks(index))
+        )
 
     def changelog(self, task: TaskId, spec: StoreSpec) -> TopicPartition:
         return TopicPartition(spec.changelog_topic(self.application_id), task.partition)

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from everflow.clock import Clock, Deadline
 from everflow.errors import (
+    ApplicationMigratedError,
     EverflowError,
     FatalError,
     OffsetsExpiredError,
@@ -27,10 +28,13 @@ from everflow.errors import (
 from everflow.instance.tasks.task import ActiveTask, TaskStore
 from everflow.instance.topics.internal_topics import NO_IDS, why_no_offsets
 from everflow.logs import some
-from everflow.protocol.messages import parse_metadata
-from everflow.records import CommittedOffset, Offsets, TopicPartition
+from everflow.protocol.messages import FILLED, GONE, mark_in, parse_metadata
+from everflow.records import CommittedOffset, Offsets, TaskId, TopicPartition
 from everflow.retry import StoppedError, attempting
 from everflow.setting_checks import reset_duration_ms
+from everflow.topology.store_layouts import TIMES
+from everflow.topology.stream_times import times_now
+from everflow.worker import crash_points
 
 log = logging.getLogger("everflow")
 
@@ -107,6 +111,10 @@ class Recovery:
     timeout_ms: float
     stop: threading.Event
     new_incarnation: Callable[[], str]
+    timed: Mapping[str, str] = field(default_factory=dict)
+    """`timed_by` of the program."""
+    fitting: Callable[[Mapping[str, int]], dict[str, int]] = dict
+    """Stream times without those that would not fit beside an offset (`idle_sources.fitting`)."""
 
     def recover(
         self,
@@ -131,9 +139,12 @@ class Recovery:
         if not tasks:
             return {}, {}
         committed = ask(lambda: self._committed(inputs), "reading committed offsets")
+        read_already = ask(
+            lambda: self._read_already(tasks, committed), "reading committed offsets"
+        )
         reused = set(inputs).intersection(changelogs)
-        own = [tp for tp in changelogs if tp not in reused]
-        targets = ask(lambda: self.ports.log_ends(own), "reading ends of changelogs")
+        logs = [tp for tp in changelogs if tp not in reused]
+        targets = ask(lambda: self.ports.log_ends(logs), "reading ends of changelogs")
         ends = self._stable_ends(inputs, targets, deadline)
         # A topic that is input and changelog has been applied up to its committed offset.
         read = {tp: committed[tp].offset if tp in committed else 0 for tp in reused}
@@ -142,11 +153,11 @@ class Recovery:
         spans = {tp: (starts[tp], end) for tp, end in ends.items()}
         self._refuse_expired(tasks, committed, spans)
         started: dict[TopicPartition, int] = {}
+        crash_points.reached(crash_points.RECOVERING)
         for task in tasks:
             self._restore(task, targets, deadline)
-            self._take_positions(
-                task, committed, self._real_ends(task, committed, spans, deadline), started
-            )
+            real = self._real_ends(task, committed, spans, deadline)
+            self._take_positions(task, committed, real, started, read_already)
             task.ends = {tp: ends[tp] for tp in task.inputs}
         return started, committed
 
@@ -163,6 +174,9 @@ class Recovery:
         starts = self._starts_of_purged(inputs)
         self.lower_bounds.raised({tp: start for tp, start in starts.items() if start > 0}, PURGED)
         committed = dict(self.ports.committed(inputs))
+        require_not_migrated(self.application_id, committed)
+        if filled := [tp for tp, found in committed.items() if _is(found, FILLED)]:
+            raise RetriableError("the state is still being copied by everflow migrate", filled)
         others = sorted(set(self.lower_bounds.settled()).difference(inputs))
         last = self.ports.committed(others, stable=False) if others else {}
         back = self.lower_bounds.others_went_back(last, others)
@@ -171,6 +185,22 @@ class Recovery:
             raise OffsetsWentBackError(_refused(back))
         self.lower_bounds.raised({tp: found.offset for tp, found in committed.items()})
         return committed
+
+    def _read_already(
+        self, tasks: Sequence[ActiveTask], committed: Committed
+    ) -> set[tuple[TaskId, str]]:
+        """Topics with partitions that came while a task read them: they are read from their first
+        record, whatever ``auto.offset.reset`` says of a topic that was not read before."""
+        own = {
+            (task.id, tp.topic): TopicPartition(tp.topic, task.id.partition)
+            for task in tasks
+            for tp in task.inputs
+            if tp.partition != task.id.partition and tp not in committed
+        }
+        others = sorted(set(own.values()).difference(committed))
+        # Their tasks may be running: some transaction of theirs is always pending.
+        known = {*committed, *(self.ports.committed(others, stable=False) if others else ())}
+        return {place for place, tp in own.items() if tp in known}
 
     def _starts_of_purged(self, inputs: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """A partition of another task may have no leader for long: only that task waits."""
@@ -256,14 +286,19 @@ class Recovery:
         committed: Committed,
         spans: Spans,
         started: dict[TopicPartition, int],
+        read_already: Collection[tuple[TaskId, str]],
     ) -> None:
         task.stream_times = {}
         for tp in task.inputs:
             found = committed.get(tp)
             if found is None:
-                task.positions[tp] = started[tp] = self._reset(tp, spans[tp], "no committed offset")
+                later = (task.id, tp.topic) in read_already
+                at = spans[tp][0] if later else self._reset(tp, spans[tp], "no committed offset")
+                task.positions[tp] = started[tp] = at
                 continue
-            for node, time_ms in parse_metadata(found.metadata).stream_times.items():
+            kept = parse_metadata(found.metadata)
+            times = times_now(kept.stream_times, kept.layouts.get(TIMES), self.timed)
+            for node, time_ms in times.items():
                 task.stream_times[node] = max(time_ms, task.stream_times.get(node, -1))
             start, end = spans[tp]
             if start <= found.offset <= end:
@@ -278,6 +313,7 @@ class Recovery:
                     f"{tp}: committed offset {found.offset} is beyond the end of the log ({end}): "
                     f"the topic was re-created or truncated. {start_over(self.application_id)}"
                 )
+        task.stream_times = self.fitting(task.stream_times)
 
     def _reset(self, tp: TopicPartition, span: tuple[int, int], why: str) -> int:
         policy = self.offset_reset.get(tp.topic, "earliest")
@@ -298,6 +334,29 @@ class Recovery:
             )[tp]
             return span[1] if found < 0 else min(max(found, span[0]), span[1])
         return span[1] if policy == "latest" else span[0]
+
+
+# --- what a migration has left beside the offsets (note 067) --------------------------------------
+
+
+def require_not_migrated(application_id: str, committed: Committed) -> None:
+    """ApplicationMigratedError if the application's state has gone to another one."""
+    gone = [mark_in(found.metadata) for found in committed.values() if _is(found, GONE)]
+    if gone and gone[0] is not None:
+        to = gone[0].application_id
+        raise ApplicationMigratedError(
+            f"Application {application_id} was migrated to {to}, which goes on from its offsets, "
+            f"so this instance does not run. Nothing was read or changed. Stop and undeploy the "
+            f"instances of {application_id}, and run those of {to}. What is left of "
+            f"{application_id}, its internal topics and state folders, can be deleted once {to} "
+            f"has run well.",
+            to=to,
+        )
+
+
+def _is(found: CommittedOffset, kind: str) -> bool:
+    mark = mark_in(found.metadata)
+    return mark is not None and mark.kind == kind
 
 
 def _refused(back: Mapping[TopicPartition, WentBack]) -> str:

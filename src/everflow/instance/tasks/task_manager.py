@@ -56,8 +56,9 @@ class TaskServices:
     blocks; StoppedError once the event is set. ``submit``: runs a function on a restore thread;
     True: it replays a tail only. ``post``: queues a function for the loop, from any thread.
     ``before_release``: commits the deferred offsets of these tasks. ``release``: the member may
-    rejoin. ``changed``: after every event; True: all owned tasks run. ``fits``: a running task has
-    all its inputs. ``rest``: a task ended here and left these stores."""
+    rejoin. ``failed``: True: what timed out is recovered anew; else the instance ends. ``changed``:
+    after every event; True: all owned tasks run. ``fits``: a running task has all its inputs.
+    ``rest``: a task ended here and left these stores."""
 
     create: Callable[[TaskId], ActiveTask]
     recover: Callable[[Sequence[ActiveTask], threading.Event], None]
@@ -65,7 +66,7 @@ class TaskServices:
     post: Callable[[Callable[[], None]], None]
     before_release: Callable[[Collection[TaskId]], None]
     release: Callable[[], None]
-    failed: Callable[[EverflowError], None]
+    failed: Callable[[EverflowError], bool]
     changed: Callable[[bool], None]
     fits: Callable[[ActiveTask], bool] = lambda task: True
     rest: Callable[[TaskId, Sequence[TaskStore]], None] = lambda task, stores: None
@@ -272,12 +273,14 @@ class TaskManager:
         for task in tasks:
             self.recovering.pop(task.id, None)
             self._restoring.pop(task.id, None)
+        ends = error is not None and not isinstance(error, StoppedError)
         if isinstance(error, RetriableError):
-            error = self._tried_in_vain(tasks, error)
-        if error is not None and not isinstance(error, StoppedError):
+            ends = not self._tried_in_vain(tasks, error)
+        elif error is not None and ends:
+            self.services.failed(error)
+        if ends:
             for task in tasks:
                 self._close(task)
-            self.services.failed(error)
             return
         keep = [
             task
@@ -297,30 +300,28 @@ class TaskManager:
         self._start(keep)
         self.reconcile()
 
-    def _tried_in_vain(
-        self,
-        tasks: Sequence[ActiveTask],
-        why: RetriableError,
-    ) -> EverflowError:
-        """The tasks concerned, or all, are tried again each by itself, until their time is over."""
+    def _tried_in_vain(self, tasks: Sequence[ActiveTask], why: RetriableError) -> bool:
+        """The tasks concerned, or all, are tried again each by itself. False: the time of one is
+        over, and the instance ends."""
         self.timeouts.keep(self.owned)
         concerned = [task.id for task in concerning(tasks, why.partitions) or tasks]
         try:
             self.timeouts.failed(concerned, str(why), self.services.clock.monotonic_ms())
         except TaskTimeoutError as late:
             late.__cause__ = why
-            return late
+            if not self.services.failed(late):
+                return False
+            for task_id in concerned:
+                self.timeouts.progressed(task_id)
         log.warning("Tasks %s cannot be recovered yet: %s", _names(concerned), why)
-        return StoppedError(str(why))
+        return True
 
     def recovery_failed(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
         """A thread could not recover these tasks; its other tasks go on there."""
         for task in tasks:
             self.running.pop(task.id, None)
             self._suspend(task)
-        error = self._tried_in_vain(tasks, why)
-        if not isinstance(error, StoppedError):
-            self.services.failed(error)
+        self._tried_in_vain(tasks, why)
         self.reconcile()
 
     def _start(self, tasks: Sequence[ActiveTask]) -> None:

@@ -4,7 +4,7 @@ another one (``max.task.idle.ms``), that rest after a failure, or whose leaders 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.metrics import Metrics
 from everflow.protocol.messages import BatchResult
 from everflow.records import OffsetRange, Offsets, Ranges, TaskId, TopicPartition
+from everflow.topology.graph import input_name
 from everflow.topology.idle_sources import IdleSource
 
 FRESH_ENDS_MS = 20.0
@@ -189,7 +190,7 @@ AGAIN_MS = 1_000.0
 
 @dataclass
 class IdleSources:
-    """Measures how long ``sources`` (of sub-topologies, by topic) have been idle; monotonic ms.
+    """Measures how long ``sources`` (of sub-topologies, by input) have been idle; monotonic ms.
     ``consumed(topics)``: the application has consumed all their records; asks the brokers."""
 
     sources: Mapping[int, Mapping[str, IdleSource]]
@@ -211,10 +212,9 @@ class IdleSources:
         known = self._since
         self._since = {}
         for task in tasks:
-            sources = self.sources.get(task.id.subtopology, {})
-            for tp in task.inputs:
-                source, waiting = sources.get(tp.topic), available.get(tp)
-                if source is None or (waiting is not None and waiting.end > waiting.start):
+            for tp, source in self._of(task):
+                waiting = available.get(tp)
+                if waiting is not None and waiting.end > waiting.start:
                     continue
                 since = self._since[tp] = known.get(tp, now_ms)
                 time = task.stream_times.get(source.kept, -1)
@@ -235,11 +235,17 @@ class IdleSources:
             return
         for task in tasks:
             names = times.get(task.id, {})
-            for topic, source in self.sources.get(task.id.subtopology, {}).items():
-                tp = TopicPartition(topic, task.id.partition)
+            for tp, source in self._of(task):
                 reached = task.stream_times.get(source.kept, -1) >= names.get(source.kept, math.inf)
                 if reached and tp in self._since:
                     self._since[tp] = at_ms
+
+    def _of(self, task: ActiveTask) -> Iterator[tuple[TopicPartition, IdleSource]]:
+        sources = self.sources.get(task.id.subtopology, {})
+        for tp in task.inputs:
+            source = sources.get(input_name(tp.topic, tp.partition - task.id.partition))
+            if source is not None:
+                yield tp, source
 
     def _is_fed(self, source: IdleSource, now_ms: float) -> bool:
         if not source.fed_by:

@@ -126,6 +126,22 @@ class ReplacementLimits:
     within_ms: float = REPLACED_WITHIN_MS
 
 
+@dataclass
+class Replacements:
+    """When there was one, within the last window; monotonic ms."""
+
+    _at_ms: deque[float] = field(default_factory=deque)
+
+    def one_more(self, limits: ReplacementLimits, now_ms: float) -> int | None:
+        """The number of replacements within the window, this one included; None: too many."""
+        while self._at_ms and now_ms - self._at_ms[0] > limits.within_ms:
+            self._at_ms.popleft()
+        if len(self._at_ms) >= limits.most:
+            return None
+        self._at_ms.append(now_ms)
+        return len(self._at_ms)
+
+
 def may_pass(failure: BatchFailure) -> bool:
     return failure.kind in _PASSING
 
@@ -330,7 +346,7 @@ class RetryPolicy:
     """Which task's records were last run alone, to find the one that ends its worker."""
     _skipped: dict[tuple[str, int, int], BatchFailure] = field(default_factory=dict)
     """By place of a record on which earlier attempts failed: its handler decides."""
-    _replaced_ms: deque[float] = field(default_factory=deque)
+    _replacements: Replacements = field(default_factory=Replacements)
 
     @property
     def bounds(self) -> BatchLimits:
@@ -423,22 +439,26 @@ class RetryPolicy:
         foreign = bad is not None and TopicPartition(bad.topic, bad.partition) not in owned
         if not foreign:
             in_vain = self._repeated.in_vain(failure, now_ms, smallest)
-            if (bad is not None or in_vain) and self._skip(failure, planned):
+            found = bad is not None or in_vain
+            if planned is not None and found and self._skip(failure, planned):
                 self._forget_failures()
-                what = planned.named() if bad is None and planned is not None else short(failure)
+                what = planned.named() if bad is None else short(failure)
                 return RetryDecision(
-                    planned=self._next_attempt(planned, tasks, short(failure), now_ms),
+                    planned=replace(planned, attempt=planned.attempt + 1),
                     lines=((logging.WARNING, f"the record is left to its handler: {what}"),),
                 )
             if in_vain:
                 records = planned.named() if planned is not None else ""
                 raise ending(failure, self._repeated.times(failure), records)
+        # A search ends by itself, and an attempt that hangs takes as long as a task may stall.
+        counts = smallest or failure.kind not in _SMALLER
         again = self._next_attempt(
             planned,
             tasks,
             short(failure),
             now_ms,
             failure.partitions,
+            counts=counts,
         )
         lines: Lines = ()
         if again is not None:
@@ -507,14 +527,11 @@ class RetryPolicy:
         if not is_replaceable(error):
             text = f"not replaced: a new one would meet the same at once ([{error.code}])"
             return False, ((logging.ERROR, text),)
-        before, within_s = self._replaced_ms, limits.within_ms / 1000
-        while before and now_ms - before[0] > limits.within_ms:
-            before.popleft()
-        if len(before) >= limits.most:
-            text = f"not replaced again: it was {len(before)} times within {within_s:g} s"
+        count, within_s = self._replacements.one_more(limits, now_ms), limits.within_ms / 1000
+        if count is None:
+            text = f"not replaced again: it was {limits.most} times within {within_s:g} s"
             return False, ((logging.ERROR, text),)
-        before.append(now_ms)
-        rest_ms = min(LONGEST_REST_MS, FIRST_REST_MS * 2.0 ** (len(before) - 1))
+        rest_ms = min(LONGEST_REST_MS, FIRST_REST_MS * 2.0 ** (count - 1))
         failing = at_fault(error, tasks, planned)
         self.quarantine.failed(failing, str(error).partition("\n")[0], now_ms)
         self.quarantine.rest_until(failing, now_ms + rest_ms)
@@ -524,7 +541,7 @@ class RetryPolicy:
         self._skipped.clear()
         self._forget_failures()
         text = (
-            f"replaced ({len(before)} of {limits.most} within {within_s:g} s), what failed rests "
+            f"replaced ({count} of {limits.most} within {within_s:g} s), what failed rests "
             f"for {rest_ms / 1000:g} s: {error}"
         )
         return True, ((logging.WARNING, text),)
@@ -539,15 +556,18 @@ class RetryPolicy:
         cause: str,
         now_ms: float,
         partitions: Collection[TopicPartition] = (),
+        counts: bool = True,
     ) -> PlannedBatch | None:
+        """``counts``: the attempt counts for `task.timeout.ms`. TaskTimeoutError."""
         again = None if planned is None else replace(planned, attempt=planned.attempt + 1)
-        self.stalled.failed(again, tasks, cause, now_ms, partitions)
+        if counts:
+            self.stalled.failed(again, tasks, cause, now_ms, partitions)
         return again
 
-    def _skip(self, failure: BatchFailure, planned: PlannedBatch | None) -> bool:
+    def _skip(self, failure: BatchFailure, planned: PlannedBatch) -> bool:
         """Leave a known record to its handler in the next attempt, once, unless it said FAIL."""
         record = failure.record
-        if planned is None or failure.judged or failure.kind == "undecodable":
+        if failure.judged or failure.kind == "undecodable":
             return False
         if record is None and failure.kind in _SMALLER:
             record = planned.only_record()

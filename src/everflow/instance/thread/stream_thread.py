@@ -95,11 +95,11 @@ class ThreadSettings:
 @dataclass(frozen=True, kw_only=True)
 class ThreadServices:
     """Effects of a stream thread. ``kill_workers(pids)`` returns when they have ended;
-    ``on_failed(error)`` is called once, when it ends with an error, ``committed(positions)`` behind
-    each commit. ``paused()``: KIP-834. ``consumed(topics)``: the application has consumed all their
-    records. ``global_tasks()``: where the global tables are now. ``uncaught``:
-    `Uncaught.limits_for`. ``give_back(tasks, why)``: these cannot be recovered here now.
-    ``worker_memory()``: its worker's present share. ``topic_ids()``: as of the start.
+    ``on_failed(error)`` is called once, when it ends with an error, ``committed(positions)`` and
+    ``progressed(tasks)`` behind each commit. ``paused()``: KIP-834. ``consumed(topics)``: the
+    application has consumed all their records. ``global_tasks()``: where the global tables are
+    now. ``uncaught``: `Uncaught.limits_for`. ``give_back(tasks, why)``: these cannot be recovered
+    here now. ``worker_memory()``: its worker's present share. ``topic_ids()``: as of the start.
     ``doubt_topics(topics)``: other topics of these names?"""
 
     open_job: OpenJob
@@ -110,6 +110,7 @@ class ThreadServices:
     metrics: Metrics
     on_failed: Callable[[EverflowError], None]
     committed: Callable[[Offsets], None]
+    progressed: Callable[[Collection[TaskId]], None] = lambda tasks: None
     on_warm: Callable[[], None] = lambda: None
     paused: Callable[[], bool] = lambda: False
     global_tasks: Callable[[], list[TaskContext]] = list
@@ -424,6 +425,7 @@ class StreamThread:
         partitions = sorted({tp for task in self.tasks.values() for tp in task.inputs})
         self.retries.tasks_changed(self.tasks)
         self._forget_plan()
+        self._rests_until_ms = 0.0  # records of a task that moved have waited long enough
         if not partitions:
             self.services.ends.unwatch(self.number)
             return
@@ -627,6 +629,7 @@ class StreamThread:
         self._planned = None
         self._counts.add(result)
         self.services.committed(positions_of(self.tasks[task] for task in progressed))
+        self.services.progressed(progressed)
 
     def _close_job(self) -> None:
         job, self._job = self._job, None
@@ -664,7 +667,8 @@ class StreamThreadExceptionResponse(enum.Enum):
 
 
 UncaughtExceptionHandler: TypeAlias = "Callable[[EverflowError], StreamThreadExceptionResponse]"
-"""Called with what ends a stream thread, on that thread."""
+"""Called with what ends a stream thread or the instance, on the thread that met it; several threads
+may call it at once."""
 
 
 @dataclass(frozen=True)
@@ -677,12 +681,13 @@ class Uncaught:
     limits: ReplacementLimits = field(default_factory=ReplacementLimits)
 
     def limits_for(self, error: EverflowError) -> ReplacementLimits | None:
-        """Ask the handler, on the failed thread, within which limits it is replaced, if at all."""
+        """Ask the handler, on the thread that failed, within which limits that is replaced, if at
+        all."""
         if self.handler is None:
             return None
         try:
             response: object = self.handler(error)
-        except Exception:  # the user's code
+        except (Exception, SystemExit):  # the user's code; sys.exit() would end this thread alone
             log.exception("The uncaught exception handler failed; this instance ends")
             return None
         if not isinstance(response, StreamThreadExceptionResponse):

@@ -378,15 +378,16 @@ class TopicState(Protocol):
 class TopicChanges:
     """Decides from the brokers' answers whether a topic has changed. Pure; one thread at a time.
     ``partitions``: of the inputs as the application runs with them. ``inputs``: topics that other
-    programs write, global tables' too; the others are internal. ``may_grow(partitions of all,
-    topic, number)``: the application takes up the topic's new partitions."""
+    programs write, global tables' too; the others are internal. ``why_not(partitions of all,
+    topic, number)``: why the application does not read the topic's new partitions; None: it does.
+    """
 
     application_id: str
     partitions: dict[str, int]
     inputs: Collection[str]
     topics: Collection[str]
     global_topics: Collection[str] = ()
-    may_grow: Callable[[Mapping[str, int], str, int], bool] = lambda *_: False
+    why_not: Callable[[Mapping[str, int], str, int], str | None] = lambda *_: ""
     _ids: dict[str, str] = field(default_factory=dict)
     _suspects: frozenset[str] = frozenset()
     _grown: list[Mapping[str, int]] = field(default_factory=list)
@@ -431,10 +432,10 @@ class TopicChanges:
             partitions = self.partitions.setdefault(name, state.partitions)
             if state.topic_id != topic_id:
                 changed[name] = self._recreated(name, topic_id, state.topic_id)
-            elif state.partitions != partitions and not self.may_grow(
-                self.partitions, name, state.partitions
-            ):
-                changed[name] = self._resized(name, partitions, state.partitions)
+            elif state.partitions != partitions:
+                why = self.why_not(self.partitions, name, state.partitions)
+                if why is not None:
+                    changed[name] = self._resized(name, partitions, state.partitions, why)
         sure = [text for name, text in changed.items() if name in self._suspects.union(doubted)]
         self._suspects = frozenset(changed)
         return FatalError(" ".join(sure)) if sure else None
@@ -467,14 +468,13 @@ class TopicChanges:
             "from a backup, or give up the state.",
         )
 
-    def _resized(self, topic: str, before: int, now: int) -> str:
+    def _resized(self, topic: str, before: int, now: int, why: str) -> str:
         return self._changed(
             topic,
             f"Topic {topic} has now {now} partitions, was {before} when the application started",
-            f"its new partitions are not read. Stop all instances and start them again; with "
-            f"stores or repartition topics that is refused, for keys are now in other partitions "
-            f"than their state: create the topic again with {before} partitions, or give up the "
-            f"state.",
+            f"its new partitions are not read{f', for {why}' if why else ''}. Stop all instances; "
+            f"everflow check PROGRAM --application-id {self.application_id} says what a start "
+            f"needs.",
             "keys of this internal topic no longer meet their state. Stop all instances; create "
             "the topic as it was from a backup, or give up the state.",
         )
@@ -496,7 +496,7 @@ class TopicWatch:
 
     read: Callable[[], Mapping[str, TopicState]]
     changes: TopicChanges
-    failed: Callable[[EverflowError], None]
+    failed: Callable[[EverflowError], object]
     clock: Clock
     check_new: Callable[[], None] = lambda: None
     _doubted: frozenset[str] = frozenset()

@@ -12,6 +12,7 @@ from everflow import metrics as names
 from everflow.logs import LOGGER
 from everflow.metrics import Labels
 from everflow.observe.observation import Observation, ObservedTask, lag_of
+from everflow.rebalances import Rebalance
 
 KEPT = 500
 LONGEST = 2_000
@@ -129,7 +130,8 @@ class GoneHost(NamedTuple):
 class Facts:
     """The input of the dashboard. ``before`` and ``now`` are snapshots `RATE_MS` apart, or the
     same one; ``between``: those since ``before``; ``now_ms``: epoch; ``gone``: who has left in the
-    last hour; ``drain_goal_s``: in which time a backlog is to be worked off (``scale.drain.ms``).
+    last hour; ``rebalances``: the oldest first; ``drain_goal_s``: in which time a backlog is to be
+    worked off (``scale.drain.ms``).
     """
 
     now_ms: int
@@ -141,6 +143,7 @@ class Facts:
     drain_goal_s: float = 120.0
     between: Sequence[TimedSnapshot] = ()
     gone: Sequence[GoneHost] = ()
+    rebalances: Sequence[Rebalance] = ()
 
     @property
     def seen(self) -> Observation:

@@ -254,6 +254,17 @@ function log(section, events, empty) {
   at(section).querySelector("ol").replaceChildren(...(shown.length ? shown : [el("li", empty)]));
 }
 
+function rebalances(view) {
+  hint("rebalances", `The newest first, as this instance saw them; /rebalances has them whole.${more(view.more)}`);
+  fill("rebalances", [["at"], ["why"], ["instances", true], ["tasks here"], ["moved in the group"], ["until all ran", true], ["longest gap", true], ["restored", true]],
+    view.rows.map((row) => [
+      clock(row.began_ms), row.why, `${known(row.before) ? `${row.before} to ` : ""}${known(row.members) ? row.members : "?"}`,
+      row.here.join("; ") || "no change", row.moved.join("; "),
+      known(row.duration_s) ? lasted(row.duration_s) : row.outcome, known(row.gap_s) ? lasted(row.gap_s) : "",
+      row.records ? `${whole(row.records)} records, ${size(row.bytes)}` : "",
+    ]), "The instance has not joined yet.");
+}
+
 function stores(view) {
   const free = known(view.free) ? `, ${size(view.free)} left there` : "";
   hint("stores", `${size(view.bytes)} on disk${free}, the largest first.${more(view.more)}`);
@@ -410,6 +421,7 @@ function show(view) {
   lags(view.lags);
   threads(view.threads);
   log("assignment", view.assignment, "Nothing has moved since the start.");
+  rebalances(view.rebalances);
   stores(view.stores);
   letters(view.letters);
   desk(view.desk);

@@ -14,7 +14,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from everflow import metrics as names
-from everflow.logs import counted
+from everflow.logs import counted, some
 from everflow.metrics import Labels, Seen
 from everflow.observe.observation import (
     DEAD,
@@ -43,6 +43,7 @@ from everflow.observe.page.history import (
     kind_of,
 )
 from everflow.observe.page.other_instances import OtherInstance
+from everflow.rebalances import Rebalance
 
 GOOD, BUSY, BAD = "good", "busy", "bad"
 IN_FLIGHT_S = 2.0
@@ -394,7 +395,7 @@ def elsewhere(
 
 
 MOST_TASKS, MOST_LAGS, MOST_STORES, MOST_HOSTS, MOST_EVENTS, MOST_NODES = 120, 40, 40, 30, 80, 500
-MOST_POINTS = 240
+MOST_POINTS, MOST_REBALANCES = 240, 30
 ORDER = (PARKED, RESTORING, STARTING, LEAVING, "warm-up", ACTIVE, "standby", "global")
 
 
@@ -417,6 +418,7 @@ def page_view(facts: Facts, others: Sequence[OtherInstance] = (), own: str = "")
         "lags": _lags(facts, others),
         "threads": _threads(facts),
         "assignment": _events(facts.events, "assignment"),
+        "rebalances": _rebalances(facts.rebalances),
         "stores": _stores(facts),
         "letters": _letters(facts),
         "transactions": _transactions(facts),
@@ -653,6 +655,32 @@ def _writers(facts: Facts) -> View:
         at_ms = row.pop("committed_ms")
         row["commit_s"] = None if at_ms is None else max(0.0, facts.now_ms - at_ms) / 1000
     return {**found, **_first(found["held_back"], MOST_LAGS, "held_back")}
+
+
+def _rebalances(records: Sequence[Rebalance]) -> View:
+    shown = [_rebalance(one) for one in records[-MOST_REBALANCES:]]
+    return {"rows": shown[::-1], "more": len(records) - len(shown)}
+
+
+def _rebalance(one: Rebalance) -> View:
+    changes = (
+        *(("gained", one.gained), ("promoted from a copy", one.promoted), ("lost", one.lost)),
+        *(("standbys", one.standbys), ("warm-ups", one.warmups)),
+    )
+    moved = () if one.decision is None else one.decision.moved
+    routes = [f"{some(r.tasks)} from {r.origin or 'nobody'} to {r.to}" for r in moved]
+    gaps = [gap for gap in one.gaps_ms.values() if gap is not None]
+    return {
+        **{name: getattr(one, name) for name in ("began_ms", "outcome", "why")},
+        "before": None if one.before is None else len(one.before),
+        "members": None if one.members is None else len(one.members),
+        "here": [f"{word} {some(tasks)}" for word, tasks in changes if tasks],
+        "moved": routes,
+        "duration_s": None if one.duration_ms is None else one.duration_ms / 1000,
+        "gap_s": max(gaps) / 1000 if gaps else None,
+        "records": one.restored_records,
+        "bytes": one.restored_bytes,
+    }
 
 
 def _events(events: Sequence[Event], about: str) -> list[View]:

@@ -500,10 +500,11 @@ class Running:
 
     def _records(self, rows: Int64) -> Iterator[tuple[int, Record, RecordMetadata]]:
         taken = self.member.batch.take(rows)
-        partition, topics = self._place.task.partition, self._place.around.topics
+        own, around = self._place.task.partition, self._place.around
         places = (rows.tolist(), taken.source.tolist(), taken.offset.tolist())
         for record, row, source, offset in zip(_python_records(taken), *places, strict=True):
-            yield row, record, RecordMetadata(topics.get(source, ""), partition, offset)
+            partition = own + around.firsts.get(source, 0)
+            yield row, record, RecordMetadata(around.topics.get(source, ""), partition, offset)
 
     def _as_batch(self, record: Record, rows: Int64) -> EdgeBatch:
         """A record that was handed over, in columns; it has fitted the types of its giver."""

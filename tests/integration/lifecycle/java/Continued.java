@@ -21,7 +21,7 @@ import org.apache.kafka.streams.state.SessionStore;
 import org.apache.kafka.streams.state.WindowStore;
 
 /**
- * The program of test_lifecycle_java.py in Kafka Streams: {@code Continued BOOTSTRAP APPLICATION_ID FOLDER VISITS OTHERS OUTPUT};
+ * The program of test_lifecycle_java.py in Kafka Streams: {@code Continued BOOTSTRAP APPLICATION_ID FOLDER VISITS OTHERS OUTPUT [KEY=VALUE ...]};
  * results go to topics called OUTPUT and a suffix. It runs until standard input ends, and then leaves its group.
  */
 public final class Continued {
@@ -42,6 +42,10 @@ public final class Continued {
         config.put("auto.offset.reset", "earliest");
         // Records of 1970: by their times the broker would delete a window's changelog in the middle of a test.
         config.put(StreamsConfig.WINDOW_STORE_CHANGE_LOG_ADDITIONAL_RETENTION_MS_CONFIG, Duration.ofDays(36_500).toMillis());
+        for (int place = 6; place < given.length; place++) {
+            final String[] setting = given[place].split("=", 2);
+            config.put(setting[0], setting[1]);
+        }
         final KafkaStreams streams = new KafkaStreams(program(given[3], given[4], given[5]).build(), config);
         streams.start();
         while (System.in.read() >= 0) {

@@ -281,6 +281,22 @@ def test_by_duration_it_begins_at_the_first_record_since_then(found: int, offset
     assert active.positions == {IN: offset}
 
 
+@pytest.mark.parametrize("policy", ["latest", "none", "by_duration:PT1M"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_partition_that_came_later_is_read_from_its_first_record(
+    policy: str, whole: bool
+) -> None:
+    """Beside the one that the task has read, or by itself, while the task runs (note 067)."""
+    later = TopicPartition("in", 4)
+    ports, active = FakePorts(COMMITTED), task()
+    ports.starts[later], ports.ends[later] = 7, 9
+    active.inputs = (IN, later) if whole else (later,)
+    active.stores = active.stores if whole else ()
+    started, _ = recovery(ports, policy).recover([active], [])
+    assert started == {later: 7}
+    assert active.positions == {later: 7, **({IN: 30} if whole else {})}
+
+
 def test_without_offsets_but_with_a_filled_changelog_it_refuses() -> None:
     with pytest.raises(OffsetsExpiredError, match="everflow reset MODULE:NAME"):
         recovery(FakePorts({})).recover([task()], [])

@@ -108,6 +108,8 @@ class World:
         self.closed: list[str] = []
         self.released = 0
         self.failures: list[EverflowError] = []
+        self.anew = False
+        """Whether what timed out is recovered anew, as the user's handler says."""
         self.error: EverflowError | None = None
         self.clock = ManualClock()
         self.inputs: dict[TaskId, tuple[TopicPartition, ...]] = {}
@@ -124,7 +126,7 @@ class World:
             post=self.posted.append,
             before_release=lambda tasks: None,
             release=self.release,
-            failed=self.failures.append,
+            failed=self.failed,
             changed=lambda running: None,
             rest=lambda task, stores: self.rested.append(task),
             close=lambda stores: self.closed.extend(store.name for store in stores),
@@ -147,6 +149,10 @@ class World:
 
     def release(self) -> None:
         self.released += 1
+
+    def failed(self, error: EverflowError) -> bool:
+        self.failures.append(error)
+        return self.anew
 
     def assign(self, *tasks: TaskId) -> None:
         self.book.own(tasks)
@@ -445,6 +451,39 @@ def test_a_task_that_cannot_be_recovered_holds_up_no_other(world: World) -> None
     assert late.task == B
     assert "the leader of in-1 does not answer" in str(late)
     assert world.held() == {A, C, D}
+
+
+def test_a_task_whose_time_is_over_is_recovered_anew_where_the_handler_says_so(
+    world: World,
+) -> None:
+    """Also one that a thread has given back."""
+
+    away = {A}
+
+    def recover(tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
+        if away:
+            world.clock.advance(3_000)
+            raise RetriableError("no answer in time")
+
+    world.recover, world.anew = recover, True  # type: ignore[method-assign]
+    world.assign(A)
+    while len(world.failures) < 2:
+        world.settle_once()
+    assert [type(error) for error in world.failures] == [TaskTimeoutError] * 2
+    assert world.manager.timeouts.stalled() == {}, "its time begins anew"
+    assert world.closed == []
+    away.clear()
+    world.settle()
+    assert world.held() == {A}
+    (thread,) = (thread for thread in world.threads if A in thread.tasks)
+    task = thread.tasks.pop(A)
+    task.to(TaskState.RESTORING)
+    world.manager.timeouts.failed([A], "no answer in time", world.clock.monotonic_ms())
+    world.clock.advance(60_000)
+    world.manager.recovery_failed([task], RetriableError("no answer in time"))
+    assert len(world.failures) == 3
+    world.settle()
+    assert world.held() == {A}
 
 
 def test_where_nobody_knows_whom_it_concerns_each_is_tried_by_itself(world: World) -> None:

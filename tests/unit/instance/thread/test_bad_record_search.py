@@ -2,14 +2,20 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from everflow.errors import FatalError, RetriableError, TaskTimeoutError, WorkerDiedError
+from everflow.errors import (
+    BatchTimeoutError,
+    FatalError,
+    RetriableError,
+    TaskTimeoutError,
+    WorkerDiedError,
+)
 from everflow.instance.tasks.task import ActiveTask, TaskState
 from everflow.instance.thread.batching import BatchSize
 from everflow.instance.thread.retry_policy import FIRST_WITH_FUNCTIONS, first_size
@@ -148,6 +154,28 @@ def test_a_record_that_another_failed_on_is_left_to_its_handler(kind: str, named
     assert poison.committed == [n for n in range(1_000) if n not in (37, 700)]
     assert poison.runs < (6 if kind == "record" else 120)
     assert made.thread.trouble is None
+
+
+@pytest.mark.parametrize("records", [1, 1_000])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_search_is_no_time_out_of_its_task(goes_on: bool, records: int) -> None:
+    """By default a batch hangs after as long as a task may stall; KIP-572 counts what waits for
+    brokers."""
+    made = world(goes_on=goes_on)
+    poison = Poison(made, "hang", {0}, named=False)
+
+    def hangs(request: BatchRequest) -> BatchResult:
+        made.clock.advance(10 if request.ranges[IN].start or left_out(request) else 300_000)
+        return poison(request)
+
+    made.fed(hangs, records)
+    if goes_on:
+        until_all_read(made, 400)
+        assert poison.dead == [0]
+        assert poison.committed == list(range(1, records))
+    else:
+        with pytest.raises(BatchTimeoutError, match="on in-0@0"):
+            until_all_read(made, 400)
 
 
 def test_where_no_handler_goes_on_the_instance_stops_with_the_record() -> None:
@@ -443,6 +471,19 @@ def test_a_leader_that_does_not_say_where_its_log_ends_is_named(two_tasks: TwoTa
     assert late.value.task == OTHER_TASK
     assert "the leader of in-1 does not answer" in str(late.value)
     assert two_tasks.read[IN] > two_tasks.end - 10
+
+
+def test_where_no_broker_answers_a_task_is_named_once_its_time_is_over(two_tasks: TwoTasks) -> None:
+    def away(asked: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        raise RetriableError("no broker answers")
+
+    two_tasks.turns(1)
+    two_tasks.ends.read = away
+    began_ms = two_tasks.clock.monotonic_ms()
+    with pytest.raises(TaskTimeoutError, match="no broker answers where the logs end") as late:
+        two_tasks.turns(60)
+    assert late.value.task in (TASK, OTHER_TASK)
+    assert two_tasks.clock.monotonic_ms() - began_ms > 10_000
 
 
 def test_a_task_that_cannot_be_recovered_is_given_back(two_tasks: TwoTasks) -> None:

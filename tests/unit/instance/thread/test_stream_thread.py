@@ -124,6 +124,28 @@ def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: 
     assert world.turn()
 
 
+def test_a_thread_to_which_a_task_comes_does_not_rest(world: World) -> None:
+    """Its records have waited for the rebalance."""
+    limits = replace(world.thread.settings.limits, most_rest_ms=40)
+    world.thread.settings = replace(world.thread.settings, limits=limits)
+    world.thread.retries.limits = limits
+
+    def commit(request: BatchRequest) -> BatchResult:
+        world.clock.advance(500.0)
+        return world.commit(request)
+
+    world.fed(commit, end=3)
+    while not world.turn():
+        pass
+    ended_ms = world.clock.monotonic_ms()
+    world.book.own([OTHER_TASK])
+    world.give_task(OTHER_TASK, OTHER)
+    world.end += 3
+    while not world.turn():
+        pass
+    assert world.clock.monotonic_ms() - ended_ms == 500.0
+
+
 @pytest.mark.parametrize(
     ("idle_ms", "rest_ms", "end"), [(50.0, 18.0, 33), (2.0, 6.0, 18), (1_000.0, 4.5, 18)]
 )
@@ -728,6 +750,15 @@ def test_an_aborted_batch_runs_again_once(reason: str, attempt: int, keeps: bool
     assert decision.planned is not None
     assert (decision.planned.attempt, decision.keeps_tasks) == (attempt + 1, keeps)
     assert decision.pause_ms == (0.0 if reason.startswith("generation") else ABORT_PAUSE_MS)
+
+
+def test_batches_that_the_group_aborts_for_too_long_end_the_thread() -> None:
+    retries = policy()
+    first = retries.batch_aborted("not a member", batch(), ONE, 0.0)
+    again = retries.batch_aborted("not a member", first.planned, ONE, 10_000.0)
+    with pytest.raises(TaskTimeoutError, match=r"aborted .* not a member") as late:
+        retries.batch_aborted("not a member", again.planned, ONE, 10_001.0)
+    assert late.value.task == TaskId(0, 0)
 
 
 def test_tasks_are_given_back_once_writers_are_fenced_and_their_time_counts() -> None:

@@ -480,6 +480,7 @@ def rest_ms(
 
 def test_without_a_handler_the_instance_ends() -> None:
     assert asked(None) is None
+    assert asked(lambda _: StreamThreadExceptionResponse.SHUTDOWN_CLIENT) is None, "as it may ask"
     assert rest_ms(policy(), 0, limits=None) is None
 
 
@@ -514,6 +515,7 @@ def test_a_handler_that_fails_ends_the_instance(caplog: pytest.LogCaptureFixture
         raise ZeroDivisionError
 
     assert asked(broken) is None
+    assert asked(lambda _: sys.exit(1)) is None, "not only its thread"
     assert asked(lambda _: "REPLACE_THREAD") is None
     assert asked(lambda _: REPLACE) == ReplacementLimits()
     assert "handler failed" in caplog.text

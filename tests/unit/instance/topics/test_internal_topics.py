@@ -414,7 +414,7 @@ def test_more_partitions_that_are_taken_up_are_no_change_and_others_are() -> Non
         {WATCHED_INPUT: 2},
         {WATCHED_INPUT},
         inputs,
-        may_grow=lambda now, name, count: count > now[name],
+        why_not=lambda now, name, count: None if count > now[name] else "a reason",
     )
     for _ in range(3):
         assert decision.after(topics(partitions=4)) is None
@@ -422,7 +422,9 @@ def test_more_partitions_that_are_taken_up_are_no_change_and_others_are() -> Non
     decision.grow({WATCHED_INPUT: 4})
     assert decision.after(topics(partitions=4)) is None
     assert decision.after(topics(partitions=3)) is None
-    assert "has now 3 partitions, was 4" in str(decision.after(topics(partitions=3)))
+    said = str(decision.after(topics(partitions=3)))
+    assert "has now 3 partitions, was 4" in said
+    assert "for a reason" in said
 
 
 def without(topic: str) -> dict[str, TopicDescription]:

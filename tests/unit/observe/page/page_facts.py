@@ -8,6 +8,7 @@ from everflow import metrics as names
 from everflow.metrics import Labels
 from everflow.observe.observation import Observation, ObservedHost
 from everflow.observe.page.history import Event, Facts, RoleSpan, TimedSnapshot, TrendPoint
+from everflow.rebalances import COMPLETE, Decision, Rebalance, Route
 from unit.observe.observations import FULL, WHOLE, changed
 
 NOW_MS = 1_790_000_000_000
@@ -37,6 +38,48 @@ def facts(seen: Observation, before: Observation | None = None, **values: Any) -
     return Facts(now_ms=NOW_MS, before=old, now=now, **values)
 
 
+JOINED = Rebalance(
+    instance="one",
+    generation=3,
+    began_ms=NOW_MS - 60_000,
+    reason="start",
+    why="this instance joined",
+    asked="",
+    before=None,
+    members=None,
+    kept=[],
+    gained=["1_0", "1_1", "1_2"],
+    lost=[],
+    promoted=["1_1"],
+    standbys=[],
+    warmups=[],
+    joined_ms=40.0,
+    decision=None,
+)
+HANDED_OVER = replace(
+    JOINED,
+    generation=4,
+    began_ms=NOW_MS - 10_000,
+    reason="joined",
+    why="joined: two",
+    before=["one"],
+    members=["one", "two"],
+    kept=["1_0", "1_1"],
+    gained=[],
+    lost=["1_2"],
+    promoted=[],
+    outcome=COMPLETE,
+    duration_ms=1_500.0,
+    gaps_ms={"1_0": 210.5, "1_1": None},
+    restored_records=7,
+    restored_bytes=70,
+    decision=Decision(
+        tasks=3,
+        members=["one", "two"],
+        before={"one": ["1_0", "1_1", "1_2"]},
+        moved=[Route(tasks=["1_2"], origin="", to="two")],
+    ),
+)
 SERENE = replace(WHOLE, tasks=[replace(WHOLE.tasks[0], trouble=""), *WHOLE.tasks[1:]])
 """All tasks get on."""
 STARTED = counted(SERENE, {}, lag=90.0, consumed=0.0)

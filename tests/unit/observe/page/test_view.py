@@ -27,6 +27,7 @@ from everflow.observe.page.view import (
     MOST_HOSTS,
     MOST_LAGS,
     MOST_POINTS,
+    MOST_REBALANCES,
     MOST_STORES,
     MOST_TASKS,
     application_health,
@@ -34,9 +35,39 @@ from everflow.observe.page.view import (
     page_view,
 )
 from unit.observe.observations import STANDBY, changed
-from unit.observe.page.page_facts import NOW_MS, SERENE, SHOWN, counted, facts
+from unit.observe.page.page_facts import (
+    HANDED_OVER,
+    JOINED,
+    NOW_MS,
+    SERENE,
+    SHOWN,
+    counted,
+    facts,
+)
 
 VIEW = page_view(SHOWN)
+
+
+def test_rebalances_have_the_newest_first_and_the_worst_gap() -> None:
+    shown = page_view(replace(SHOWN, rebalances=[JOINED] * MOST_REBALANCES + [HANDED_OVER]))
+    newest, before, *_ = shown["rebalances"]["rows"]
+    assert (len(shown["rebalances"]["rows"]), shown["rebalances"]["more"]) == (MOST_REBALANCES, 1)
+    assert newest == {
+        "began_ms": NOW_MS - 10_000,
+        "outcome": "complete",
+        "why": "joined: two",
+        "before": 1,
+        "members": 2,
+        "here": ["lost 1_2"],
+        "moved": ["1_2 from nobody to two"],
+        "duration_s": 1.5,
+        "gap_s": 0.2105,
+        "records": 7,
+        "bytes": 70,
+    }
+    assert before["here"] == ["gained 1_0, 1_1, 1_2", "promoted from a copy 1_1"]
+    assert (before["members"], before["duration_s"], before["gap_s"]) == (None, None, None)
+    assert json.loads(json.dumps(shown, allow_nan=False)) == shown
 
 
 def test_it_is_json_as_it_stands() -> None:

@@ -1,0 +1,1 @@
+"""A new version takes over under load: `everflow migrate` and growth beside stop-and-reset."""

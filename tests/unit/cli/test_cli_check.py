@@ -1,0 +1,72 @@
+"""`everflow check`: what it asks for, what it says of programs, and of brokers that are away."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from everflow.cli import commands
+from everflow.cli.app import app
+
+PROGRAM = """
+from everflow import StreamsBuilder, serdes
+print("a program may print")
+builder = StreamsBuilder()
+words = builder.stream("in", key=serdes.string(), value=serdes.string())
+words.group_by_key().count(store={store!r}).to_stream().to("out")
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for version in ("old", "new"):
+        (tmp_path / version).mkdir()
+        text = PROGRAM.format(store="counts" if version == "old" else "totals")
+        (tmp_path / version / "app.py").write_text(text)
+    (tmp_path / "broken.py").write_text("import there_is_no_such_module\nbuilder = 1\n")
+    return tmp_path
+
+
+def check(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["check", *arguments])
+
+
+def test_two_versions_of_one_module_are_compared() -> None:
+    same = check("old/app.py:builder", "old/app.py:builder")
+    assert (same.exit_code, same.stdout.strip()) == (0, "same")
+    other = check("old/app.py:builder", "new/app.py:builder", "--output", "json")
+    assert other.exit_code == 1
+    data = json.loads(other.stdout)
+    assert data["verdict"] == "migration"
+    assert [(one["name"], one["after"]) for one in data["changes"]] == [("counts", "totals")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("new/app.py:builder",),
+        ("old/app.py:builder", "new/app.py:builder", "--application-id", "shop"),
+    ],
+)
+def test_one_program_has_an_application_and_two_have_none(arguments: tuple[str, ...]) -> None:
+    refused = check(*arguments)
+    assert refused.exit_code == 2
+    assert "EF-USAGE" in refused.output
+    assert "--application-id" in refused.output
+
+
+def test_a_program_that_does_not_import_is_told_with_its_line() -> None:
+    refused = check("old/app.py:builder", "broken.py:builder")
+    assert refused.exit_code == 2
+    assert "EF-PROGRAM" in refused.output
+    assert "there_is_no_such_module" in refused.output
+
+
+def test_brokers_that_are_away_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "REACH_S", 0.5)
+    asked = ["new/app.py:builder", "--application-id", "shop"]
+    refused = check(*asked, "--bootstrap-servers", "localhost:1")
+    assert refused.exit_code == 1
+    assert "localhost:1" in refused.output
