@@ -245,7 +245,7 @@ def evolved(draw: st.DrawFn, type_: Avro) -> Avro:
                 fields.append(Field(f"new_{one.name}", one.type, aliases=(one.name,)))
             case "nullable" if one.type.kind not in ("union", "null"):
                 fields.append(Field(one.name, Avro("union", parts=(Avro("null"), one.type))))
-    if draw(st.booleans()):
+    if draw(st.booleans()) or not fields:
         fields.append(Field("added", Avro("string"), '"none"'))
     return Avro("record", type_.name, fields=tuple(fields))
 
