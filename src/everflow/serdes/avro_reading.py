@@ -450,7 +450,8 @@ def _blocks(rows: Rows, going: Int64) -> tuple[Int64, Int64]:
 def _at_once(rows: Rows, step: Read, width: int) -> tuple[list[pa.Array], list[Int64], Int64]:
     """Entries whose places are known before they are read."""
     total, going = np.zeros(len(rows), np.int64), np.arange(len(rows))
-    columns, owners = [], []
+    columns: list[pa.Array] = []
+    owners: list[Int64] = []
     stops = np.zeros(0, np.int64) if width else np.flatnonzero(rows.content < 0x80)
     while True:
         going, counts = _blocks(rows, going)
@@ -485,7 +486,9 @@ def _in_rounds(rows: Rows, step: Read) -> tuple[list[pa.Array], list[Int64], Int
     """The n-th entries of all rows together."""
     count = len(rows)
     total, left = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    columns, owners, going = [], [], np.arange(count)
+    columns: list[pa.Array] = []
+    owners: list[Int64] = []
+    going: Int64 = np.arange(count)
     for _ in range(_MOST_ROUNDS):
         over = going[left[going] == 0]
         further, counts = _blocks(rows, over)
@@ -615,21 +618,16 @@ def read_columns(data: pa.Array, writer: Avro, wanted: Avro) -> tuple[pa.Array, 
 
 
 def _whole(data: pa.Array, writer: Avro, wanted: Avro) -> tuple[pa.Array, Faults]:
-    into = wanted
-    if wanted.kind == "union":
-        at = branch_for(wanted, writer, resolves)
-        if at is None:
-            raise _unresolved(writer, wanted, "")
-        into = wanted.parts[at]
-    elif not resolves(writer, wanted):
-        raise _unresolved(writer, wanted, "")
+    at = branch_for(wanted, writer, resolves) if wanted.kind == "union" else None
+    into = wanted if at is None else wanted.parts[at]
+    reader(writer, into)
     column, wrong = typed(data, into)
     faults = (
         {}
         if wrong is None
         else {int(row): SerdeError(f"its bytes are no {into}") for row in np.flatnonzero(wrong)}
     )
-    return (column if into is wanted else _member(column, wanted, at)), faults
+    return (column if at is None else _member(column, wanted, at)), faults
 
 
 def read_rows(rows: Sequence[bytes], writer: Avro, wanted: Avro) -> tuple[pa.Array, Faults]:

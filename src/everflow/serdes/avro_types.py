@@ -219,7 +219,7 @@ def _full(word: str, namespace: str) -> str:
 
 def _with_logical(made: Avro, found: Mapping[str, Any]) -> Avro:
     """As the specification says: a logical type that is not known, or does not fit, is none."""
-    logical = found.get("logicalType")
+    logical = str(found.get("logicalType", ""))
     if logical == "decimal" and made.kind in ("bytes", "fixed"):
         precision, scale = found.get("precision"), found.get("scale", 0)
         if isinstance(precision, int) and isinstance(scale, int) and 0 <= scale <= precision > 0:

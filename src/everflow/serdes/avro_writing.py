@@ -132,13 +132,14 @@ def _numbers(column: pa.Array, type_: Avro, path: str) -> Int64:
         column = column.view(pa.int32())
     elif type_.logical:
         column = column.view(pa.int64())
-    numbers = column.to_numpy().astype(np.int64)
+    numbers: Int64 = column.to_numpy().astype(np.int64)
     if not type_.logical.endswith("millis"):
         return numbers
     cut = np.flatnonzero(numbers % 1000)
     if len(cut):
         raise _Lacking(int(cut[0]), path, f"{type_} would cut its microseconds off")
-    return numbers // 1000
+    whole: Int64 = numbers // 1000
+    return whole
 
 
 def _enum(type_: Avro, path: str) -> Write:

@@ -468,7 +468,7 @@ def _require_one(columns: Sequence[pa.Array], part: Part) -> None:
 
 def _given(column: pa.Array, part: Part) -> list[Any]:
     if part.kind in ("list", "map"):
-        listed = []
+        listed: list[Any] = []
         for one in column:
             if not one.is_valid:
                 listed.append(None)
@@ -495,7 +495,7 @@ def _given(column: pa.Array, part: Part) -> list[Any]:
             else part.make(seconds=one // 1_000_000, nanos=one % 1_000_000 * 1000)
             for one in micros
         ]
-    values = column.to_pylist()
+    values: list[Any] = column.to_pylist()
     if part.kind in _LARGE:
         return [None if one is None else int(one) for one in values]
     if part.kind == "ENUM":

@@ -16,6 +16,7 @@ from everflow.serdes import AvroSerde, SerdeError
 from everflow.serdes.registered import bound_to
 from everflow.serdes.wire_format import with_header
 from everflow.testing.schema_registry import SchemaRegistry
+from everflow.topology.store_layouts import serde_words
 
 V1 = {
     "type": "record",
@@ -316,3 +317,11 @@ def test_a_value_without_a_place_in_the_schema_names_its_field(
     with pytest.raises(SerdeError, match=word) as failed:
         serde.encode_array(pa.array([{"v": good}, None, {"v": value}], serde.type))
     assert failed.value.index == 2
+
+
+def test_the_words_of_a_store_change_with_its_schema() -> None:
+    old, new, said = (serdes.avro(one) for one in (V1, V2, {**V1, "doc": "of a shop"}))
+    assert serde_words(old) == "amount double, id bigint as Avro"
+    assert serde_words(new) == "amount double, id bigint, note string as Avro"
+    assert serde_words(old) == serde_words(said)
+    assert serde_words(old, key=True) != serde_words(said, key=True)  # it has another id
