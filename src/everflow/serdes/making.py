@@ -8,14 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+
 from everflow.errors import ConfigError, SchemaError
 from everflow.serdes.avro_serde import AvroSerde, parsed_schema
 from everflow.serdes.avro_types import arrow_of
 from everflow.serdes.base import SerdeError
 from everflow.serdes.json_schema_serde import JsonSchemaSerde, json_schema_type
-from everflow.serdes.protobuf_serde import ProtobufSerde, descriptor, root, schema_of
+from everflow.serdes.json_serde import JsonSerde
+from everflow.serdes.protobuf_serde import ProtobufSerde, descriptor, message_at, root, schema_of
 from everflow.serdes.registered import STRATEGIES
 from everflow.serdes.registry import EXTRA, MissingSchema, Reference, Registry, Schema
+from everflow.serdes.wire_format import groups, read_indexes
 
 
 @dataclass(frozen=True)
@@ -115,3 +119,26 @@ def json_schema(schema: object, asked: Asked) -> JsonSchemaSerde:
         raise SerdeError(f"a JSON Schema is JSON, or a dict; found {type(schema).__name__}")
     found = asked.schema(schema)
     return JsonSchemaSerde(found, json_schema_type(found), **asked.options())
+
+
+def json_text(data: bytes, registry: Registry) -> str:
+    """A value as JSON, by the schema that it was written with, whatever its format. SerdeError,
+    RetriableError."""
+    found, faults = groups(pa.array([data], pa.binary()))
+    if faults:
+        raise faults[0]
+    try:
+        schema = registry.any_schema(found[0].schema)
+    except MissingSchema as error:
+        raise SerdeError(str(error)) from error
+    serde: AvroSerde | ProtobufSerde | JsonSchemaSerde
+    if schema.kind == "AVRO":
+        needs("fastavro")
+        serde = AvroSerde(schema, arrow_of(parsed_schema(schema)), registry)
+    elif schema.kind == "PROTOBUF":
+        name = message_at(schema, read_indexes(found[0].data[0].as_py())[0])
+        serde = ProtobufSerde(schema, root(schema, name).type, registry, message=name)
+    else:
+        serde = JsonSchemaSerde(schema, json_schema_type(schema), registry)
+    column = serde.decode_array(pa.array([data], pa.binary()))
+    return str(JsonSerde(serde.type).encode_array(column)[0].as_py().decode())

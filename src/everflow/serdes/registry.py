@@ -161,6 +161,16 @@ class Registry:
         """What records with this id were written with. MissingSchema, RetriableError."""
         return _schema(self, id_, kind, os.getpid())
 
+    def any_schema(self, id_: SchemaId) -> Schema:
+        """As `schema`, of whichever kind it is."""
+        client = self._client()
+        with self._answered(f"schema {id_}"):
+            ask = client.get_schema if isinstance(id_, int) else client.get_schema_by_guid
+            kind = ask(id_).schema_type or "AVRO"
+        if _form(kind) is not None:
+            client.clear_caches()  # which have the text, whatever form is asked for
+        return self.schema(id_, kind)
+
     def latest(self, subject: str, kind: str) -> Version:
         """The latest version, asked anew. MissingSchema, RetriableError."""
         client = self._client()
