@@ -22,11 +22,17 @@ Answer = tuple[int, dict[str, Any]]
 
 
 class SchemaRegistry:
-    """Serves at `url` from ``with`` on. ``user``: ``name:password`` that requests must show;
-    ``compatible``: says why a schema's text may not follow another (both of one format), or "".
+    """A schema registry in the process; serves at ``url`` within ``with``. From any thread.
 
-    `fails` is the status that all requests get, `silent` holds them back until it is cleared;
-    `asked` lists the requests. From any thread.
+    ``user``: ``name:password``, or a token, that requests must show. ``compatible``: a function of
+    the text of the last schema of a subject and of one that is to be registered, which returns why
+    it may not follow, or "".
+
+    Attributes:
+        url: for ``schema.registry.url``.
+        fails: the HTTP status of all answers; None: as a registry answers.
+        silent: an event; while it is set no request is answered.
+        asked: the requests so far, ``GET /schemas/ids/1``.
     """
 
     def __init__(
@@ -56,22 +62,25 @@ class SchemaRegistry:
         self._thread.join()
 
     def register(self, subject: str, schema: object, kind: str = "AVRO", **more: Any) -> int:
-        """The id of a schema under ``subject``; no rule of compatibility is asked."""
+        """Registers a schema under ``subject``, and returns its id; ``compatible`` is not asked.
+        ``schema``: its text, or the values of its JSON. ``kind``: ``AVRO``, ``PROTOBUF`` (the text
+        is the file's descriptor in base64) or ``JSON``. ``more``: ``references``."""
         text = schema if isinstance(schema, str) else json.dumps(schema)
         with self._lock:
             return self._added(subject, {"schema": text, "schemaType": kind, **more})
 
     def guid(self, id_: int) -> str:
+        """The GUID of a schema, as in headers of records."""
         return str(uuid.uuid5(uuid.NAMESPACE_URL, f"schema {id_}"))
 
     def forget(self, id_: int) -> None:
-        """The schema is deleted for good."""
+        """Deletes a schema for good: its id is answered with 404."""
         with self._lock:
             self._schemas[id_ - 1] = {}
             for ids in self._subjects.values():
                 ids[:] = [one for one in ids if one != id_]
 
-    def answered(self, method: str, path: str, body: dict[str, Any], user: str | None) -> Answer:
+    def _answered(self, method: str, path: str, body: dict[str, Any], user: str | None) -> Answer:
         self.asked.append(f"{method} {path}")
         while self.silent.is_set() and self._thread.is_alive():
             threading.Event().wait(0.05)
@@ -167,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
         scheme, _, told = (self.headers.get("Authorization") or "").partition(" ")
         user = base64.b64decode(told).decode() if scheme == "Basic" else told or None
         registry = cast(Any, self.server).registry
-        status, answer = registry.answered(method, self.path, json.loads(body or b"{}"), user)
+        status, answer = registry._answered(method, self.path, json.loads(body or b"{}"), user)
         data = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
