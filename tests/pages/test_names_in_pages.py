@@ -31,6 +31,7 @@ OTHERS = {
     "009-functions-travel.md": {"queue.py", "register_pickle_by_value"},
     "014-columns-in-the-step.md": {"UnsafeProjection"},  # Spark's
     "044-damaged-bytes.md": {"check.crcs"},  # librdkafka's
+    "069-schemas.md": {"SchemaConverters", "from_avro"},  # Spark's
 }
 """Names of others, and of examples."""
 
