@@ -50,13 +50,13 @@ def schemas(draw: st.DrawFn, names: _Names | None = None, depth: int = 3) -> Any
             return draw(st.sampled_from(PRIMITIVES))
         case "logical":
             kind, logical = draw(st.sampled_from(LOGICAL))
-            return {"type": kind, **logical}
+            return logical | {"type": kind}
         case "enum":
             symbols = [f"S{at}" for at in range(draw(st.integers(1, 4)))]
             return {"type": "enum", "name": names.next("E"), "symbols": symbols}
         case "fixed":
             size = draw(st.integers(1, 20))
-            made = {"type": "fixed", "name": names.next("F"), "size": size}
+            made: dict[str, Any] = {"type": "fixed", "name": names.next("F"), "size": size}
             if draw(st.booleans()):
                 digits = min(38, int((8 * size - 1) * 0.30103))
                 if digits:

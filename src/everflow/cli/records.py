@@ -56,8 +56,20 @@ class Line:
     time_ms: int = NOW
 
 
+class Subject(NamedTuple):
+    """Whose latest schema lines are written by."""
+
+    name: str
+    registry: Registry
+
+
 def lines(
-    source: Iterable[str], separator: str, key: Format, value: Format, timed: bool = False
+    source: Iterable[str],
+    separator: str,
+    key: Format,
+    value: Format,
+    timed: bool = False,
+    subject: Subject | None = None,
 ) -> Iterator[Line]:
     """The records of lines; ``timed``: each begins with the time. ConfigError names the line."""
     for number, line in enumerate(_readable(source), 1):
@@ -73,7 +85,7 @@ def lines(
                     raise ValueError(f"nothing behind the time {at!r}")
             before, found, behind = text.partition(separator)
             left, right = (encoded(before, key), behind) if found else (None, text)
-            yield Line(left, encoded(right, value), time_ms)
+            yield Line(left, encoded(right, value, subject), time_ms)
         except UnicodeError:
             raise ConfigError(
                 f"line {number}: not UTF-8; the lines before it were written."
@@ -95,10 +107,12 @@ def _readable(source: Iterable[str]) -> Iterator[str]:
         ) from None
 
 
-def encoded(text: str, form: Format) -> bytes | None:
+def encoded(text: str, form: Format, subject: Subject | None = None) -> bytes | None:
     """Bytes of a text. ValueError or SerdeError where it does not fit."""
     if form is Format.schema:
-        raise ValueError("the format schema is for consume; write such records with a program")
+        if subject is None:
+            raise ValueError("values alone are written by a schema, with --schema")
+        return making.from_json(text, *subject)
     if form is Format.json:
         try:
             json.loads(text, parse_constant=_no_constant)

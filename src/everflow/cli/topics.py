@@ -262,11 +262,23 @@ def produce(
             ),
         ),
     ] = False,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The schema registry: values are JSON, and written by the latest schema of "
+            "TOPIC-value. Needs everflow[schemas].",
+        ),
+    ] = None,
 ) -> None:
     """Write each line of standard input to a topic: a line with a tab as key<TAB>value, any other
     as a value without key. Empty lines are skipped."""
-    from everflow.cli.records import lines, partitions_of, send
+    from everflow.cli.records import Subject, lines, partitions_of, registry_of, send
 
+    if schema is not None and value is Format.string:
+        value = Format.schema
+    registry = registry_of(schema, value)
+    subject = None if registry is None else Subject(f"{topic}-value", registry)
     if not key_separator:
         raise ConfigError("--key-separator must not be empty.")
     with cluster.connected() as (config, admin, status):
@@ -276,7 +288,7 @@ def produce(
         sent = send(
             config,
             topic,
-            lines(sys.stdin, key_separator, key, value, timed),
+            lines(sys.stdin, key_separator, key, value, timed, subject),
             status,
         )
     typer.echo(f"{counted(sent, 'record')} written to {topic}", err=True)

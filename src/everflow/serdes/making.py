@@ -6,6 +6,7 @@ import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from everflow.serdes.base import SerdeError
 from everflow.serdes.json_schema_serde import JsonSchemaSerde, json_schema_type
 from everflow.serdes.json_serde import JsonSerde
 from everflow.serdes.protobuf_serde import ProtobufSerde, descriptor, message_at, root, schema_of
-from everflow.serdes.registered import STRATEGIES
+from everflow.serdes.registered import STRATEGIES, Registered
 from everflow.serdes.registry import EXTRA, MissingSchema, Reference, Registry, Schema
 from everflow.serdes.wire_format import groups, read_indexes
 
@@ -49,10 +50,8 @@ class Asked:
             raise ConfigError(
                 f"serdes.{called}: strategy is one of {', '.join(STRATEGIES)}; found {strategy!r}"
             )
-        if registry is None and (subject is not None or references or auto_register):
-            raise ConfigError(
-                f"serdes.{called}: subject, references and auto_register need registry="
-            )
+        if registry is None and references:
+            raise ConfigError(f"serdes.{called}: references= are read from a registry=")
         asked = None if registry is None else Registry.of(registry)
         listed = tuple(Reference(*one) for one in references)
         return Asked(format_, asked, subject, strategy, listed, auto_register)
@@ -131,14 +130,36 @@ def json_text(data: bytes, registry: Registry) -> str:
         schema = registry.any_schema(found[0].schema)
     except MissingSchema as error:
         raise SerdeError(str(error)) from error
-    serde: AvroSerde | ProtobufSerde | JsonSchemaSerde
-    if schema.kind == "AVRO":
-        needs("fastavro")
-        serde = AvroSerde(schema, arrow_of(parsed_schema(schema)), registry)
-    elif schema.kind == "PROTOBUF":
-        name = message_at(schema, read_indexes(found[0].data[0].as_py())[0])
-        serde = ProtobufSerde(schema, root(schema, name).type, registry, message=name)
-    else:
-        serde = JsonSchemaSerde(schema, json_schema_type(schema), registry)
+    message = ""
+    if schema.kind == "PROTOBUF":
+        message = message_at(schema, read_indexes(found[0].data[0].as_py())[0])
+    serde = _serde_of(schema, registry, None, message)
     column = serde.decode_array(pa.array([data], pa.binary()))
     return str(JsonSerde(serde.type).encode_array(column)[0].as_py().decode())
+
+
+def from_json(text: str, subject: str, registry: Registry) -> bytes:
+    """Inverse of `json_text`, by the latest schema of ``subject``; of Protobuf's, its first
+    message. SerdeError, SchemaError, RetriableError."""
+    serde = _latest(subject, registry)
+    value = JsonSerde(serde.type).decode_array(pa.array([text.encode()], pa.binary()))
+    return bytes(serde.encode_array(value)[0].as_py() or b"null")
+
+
+@lru_cache(maxsize=16)
+def _latest(subject: str, registry: Registry) -> Registered:
+    try:
+        return _serde_of(registry.latest(subject, None).schema, registry, subject, "")
+    except MissingSchema as error:
+        raise SchemaError(f"there is no schema to write by: {error}") from error
+
+
+def _serde_of(schema: Schema, registry: Registry, subject: str | None, message: str) -> Registered:
+    if schema.kind == "AVRO":
+        needs("fastavro")
+        return AvroSerde(schema, arrow_of(parsed_schema(schema)), registry, subject)
+    if schema.kind == "PROTOBUF":
+        needs("google.protobuf")
+        name = descriptor(schema, message).full_name
+        return ProtobufSerde(schema, root(schema, name).type, registry, subject, message=name)
+    return JsonSchemaSerde(schema, json_schema_type(schema), registry, subject)

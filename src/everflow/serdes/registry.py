@@ -171,10 +171,15 @@ class Registry:
             client.clear_caches()  # which have the text, whatever form is asked for
         return self.schema(id_, kind)
 
-    def latest(self, subject: str, kind: str) -> Version:
-        """The latest version, asked anew. MissingSchema, RetriableError."""
+    def latest(self, subject: str, kind: str | None) -> Version:
+        """The latest version, asked anew; ``kind`` None: of whichever it is. MissingSchema,
+        RetriableError."""
         client = self._client()
         client.clear_latest_caches()
+        if kind is None:
+            with self._answered(f"the latest version of {subject}"):
+                kind = client.get_latest_version(subject).schema.schema_type or "AVRO"
+            client.clear_latest_caches()
         with self._answered(f"the latest version of {subject}"):
             return self._version(client.get_latest_version(subject, fmt=_form(kind)), kind)
 

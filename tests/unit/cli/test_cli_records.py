@@ -14,6 +14,7 @@ from everflow.cli.commands import Format, WindowKind
 from everflow.cli.records import (
     Line,
     ReadRecord,
+    Subject,
     decoded,
     encoded,
     json_of,
@@ -198,5 +199,22 @@ def test_the_format_schema_takes_a_registry() -> None:
     with pytest.raises(ConfigError, match="--value"):
         registry_of("http://localhost:1", Format.string, Format.json)
     assert registry_of(None, Format.string, Format.json) is None
-    with pytest.raises(ValueError, match="consume"):
+    with pytest.raises(ValueError, match="--schema"):
         encoded("{}", Format.schema)
+
+
+def test_lines_are_written_by_the_latest_schema() -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "d", "type": _DECIMAL}]}
+    with SchemaRegistry() as registry:
+        registry.register("t-value", schema)
+        found = registry_of(registry.url, Format.schema)
+        assert found is not None
+        subject = Subject("t-value", found)
+        data = encoded('{"d": 2.56}', Format.schema, subject)
+        assert data == b"\0\0\0\0\1\4\1\0"
+        with pytest.raises(ConfigError, match=r"line 2: .*d \(decimal"):
+            list(
+                lines(
+                    ['{"d": 1}', '{"d": "x"}'], "\t", Format.string, Format.schema, False, subject
+                )
+            )

@@ -12,7 +12,7 @@ import pytest
 from everflow import serdes
 from everflow.errors import ConfigError, RetriableError, SchemaError
 from everflow.records import HEADERS
-from everflow.serdes import AvroSerde, SerdeError
+from everflow.serdes import SerdeError
 from everflow.serdes.registered import bound_to
 from everflow.serdes.wire_format import with_header
 from everflow.testing.schema_registry import SchemaRegistry
@@ -36,7 +36,7 @@ def registry() -> Iterator[SchemaRegistry]:
         yield found
 
 
-def made(registry: SchemaRegistry, schema: Any = V1, **more: Any) -> AvroSerde:
+def made(registry: SchemaRegistry, schema: Any = V1, **more: Any) -> Any:
     serde = serdes.avro(schema, registry=registry.url, **more)
     return bound_to(serde, "orders", "value")
 
@@ -228,7 +228,7 @@ def test_basic_auth_is_kafkas_setting() -> None:
     with SchemaRegistry(user="me:secret") as found:
         found.register("orders-value", V1)
         settings = {"schema.registry.url": found.url, "basic.auth.user.info": "me:secret"}
-        serde = serdes.avro(registry=settings, subject="orders-value")
+        serde: Any = serdes.avro(registry=settings, subject="orders-value")
         assert len(serde.type) == 2
         assert "secret" not in repr(serde) + repr(serde.registry)
         with pytest.raises(RetriableError, match="401"):

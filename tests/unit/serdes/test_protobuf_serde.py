@@ -92,7 +92,7 @@ WHOLE = {
     "first": {"item": "pen", "count": 0},
     "tags": ["a", "b"],
 }
-EMPTY = {
+EMPTY: dict[str, Any] = {
     **dict.fromkeys(WHOLE),
     "id": 0,
     "large": Decimal(0),
@@ -137,7 +137,8 @@ def test_a_message_is_read_and_written_as_the_library_does() -> None:
     ],
 )
 def test_a_record_that_does_not_fit_is_a_fault_of_its_own(data: bytes, word: str) -> None:
-    _, faults = serdes.protobuf(ORDER).decode_marked(pa.array([b"", data], pa.binary()))
+    serde: Any = serdes.protobuf(ORDER)
+    _, faults = serde.decode_marked(pa.array([b"", data], pa.binary()))
     assert list(faults) == [1]
     assert word in str(faults[1])
 
