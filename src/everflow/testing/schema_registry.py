@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import ssl
 import threading
 import uuid
 from collections.abc import Callable
@@ -26,7 +27,7 @@ class SchemaRegistry:
 
     ``user``: ``name:password``, or a token, that requests must show. ``compatible``: a function of
     the text of the last schema of a subject and of one that is to be registered, which returns why
-    it may not follow, or "".
+    it may not follow, or "". ``tls``: of an HTTPS server, which may ask for certificates.
 
     Attributes:
         url: for ``schema.registry.url``.
@@ -36,7 +37,10 @@ class SchemaRegistry:
     """
 
     def __init__(
-        self, user: str | None = None, compatible: Callable[[str, str], str] | None = None
+        self,
+        user: str | None = None,
+        compatible: Callable[[str, str], str] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.user, self.compatible = user, compatible
         self.fails: int | None = None
@@ -48,7 +52,11 @@ class SchemaRegistry:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
         vars(self._server)["registry"] = self
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        scheme = "http" if tls is None else "https"
+        if tls is not None:
+            own = self._server.socket
+            self._server.socket = tls.wrap_socket(own, True, do_handshake_on_connect=False)
+        self.url = f"{scheme}://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     def __enter__(self) -> SchemaRegistry:

@@ -2,12 +2,15 @@
 
 import json
 import pickle
+import ssl
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import trustme
 
 from everflow import serdes
 from everflow.errors import ConfigError, RetriableError, SchemaError
@@ -233,6 +236,28 @@ def test_basic_auth_is_kafkas_setting() -> None:
         assert "secret" not in repr(serde) + repr(serde.registry)
         with pytest.raises(RetriableError, match="401"):
             serdes.avro(registry=found.url, subject="orders-value")
+
+
+def test_certificates_are_kafkas_settings(tmp_path: Path) -> None:
+    ca = trustme.CA()
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    ca.issue_cert("127.0.0.1").configure_cert(tls)
+    ca.configure_trust(tls)
+    tls.verify_mode = ssl.CERT_REQUIRED
+    trusted, own = str(tmp_path / "ca.pem"), str(tmp_path / "own.pem")
+    ca.cert_pem.write_to_path(trusted)
+    ca.issue_cert("me@example.org").private_key_and_cert_chain_pem.write_to_path(own)
+    with SchemaRegistry(tls=tls) as found:
+        found.register("orders-value", V1)
+        some = {
+            "schema.registry.url": found.url,
+            "schema.registry.ssl.truststore.location": trusted,
+        }
+        whole = {**some, "schema.registry.ssl.keystore.location": own}
+        assert len(serdes.avro(registry=whole, subject="orders-value").type) == 2
+        for settings in (some, {"schema.registry.url": found.url}):
+            with pytest.raises(RetriableError, match="not answer"):
+                serdes.avro(registry=settings, subject="orders-value")
 
 
 def test_a_bearer_token_is_kafkas_setting() -> None:
