@@ -17,7 +17,7 @@ from everflow.serdes.avro_types import Avro, Field, arrow_of, parsed, plain
 from everflow.serdes.avro_writing import write_columns
 
 PRIMITIVES = ["boolean", "int", "long", "float", "double", "bytes", "string"]
-LOGICAL = [
+LOGICAL: list[tuple[str, dict[str, Any]]] = [
     ("int", {"logicalType": "date"}),
     ("long", {"logicalType": "timestamp-millis"}),
     ("long", {"logicalType": "timestamp-micros"}),
@@ -50,7 +50,7 @@ def schemas(draw: st.DrawFn, names: _Names | None = None, depth: int = 3) -> Any
             return draw(st.sampled_from(PRIMITIVES))
         case "logical":
             kind, logical = draw(st.sampled_from(LOGICAL))
-            return logical | {"type": kind}
+            return {"type": kind, **logical}
         case "enum":
             symbols = [f"S{at}" for at in range(draw(st.integers(1, 4)))]
             return {"type": "enum", "name": names.next("E"), "symbols": symbols}
@@ -263,6 +263,24 @@ def test_a_later_schema_reads_what_fastavro_says(
     assert not faults
     assert not none
     assert repr(column.to_pylist()) == repr(by_row.to_pylist())
+
+
+def test_long_and_nested_arrays_are_read() -> None:
+    type_ = parsed('{"type":"array","items":{"type":"array","items":["null","string"]}}')
+    rows = [[["a", None]] * 3, [["b"] * 2_000], [["c"]] * 2_000, []]
+    data = [fastavro_bytes(type_, one) for one in rows]
+    assert read_columns(pa.array(data, pa.binary()), type_, type_)[0].to_pylist() == rows
+    numbers = parsed('{"type":"array","items":{"type":"array","items":"long"}}')
+    many = [[list(range(-5, 1_000))] * 5, [[]], []]
+    data = [fastavro_bytes(numbers, one) for one in many]
+    assert read_columns(pa.array(data, pa.binary()), numbers, numbers)[0].to_pylist() == many
+
+
+def test_a_count_beyond_all_bytes_is_a_fault_at_once() -> None:
+    type_ = parsed('{"type":"array","items":"string"}')
+    most = b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01"
+    for row in (most, b"\x01" + most, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\0"):
+        assert list(read_columns(pa.array([row, b"\0"], pa.binary()), type_, type_)[1]) == [0]
 
 
 def test_what_does_not_resolve_is_named() -> None:

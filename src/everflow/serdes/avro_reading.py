@@ -56,13 +56,14 @@ class Unresolved(SerdeError):
 @dataclass
 class Rows:
     """Where each row is. ``row``: its number among those that are decoded, ``bad``: of those, which
-    columns do not read."""
+    columns do not read. ``stops``: where a varint may end, found once for all rows."""
 
     content: npt.NDArray[np.uint8]
     at: Int64
     end: Int64
     row: Int64
     bad: _Flags
+    stops: list[Int64]
 
     @staticmethod
     def of(data: pa.Array) -> Rows:
@@ -73,14 +74,16 @@ class Rows:
         padded[: last - first] = content[first:last]
         begins = places.astype(np.int64) - first
         count = len(data)
-        return Rows(padded, begins[:-1].copy(), begins[1:], np.arange(count), np.zeros(count, bool))
+        numbers, bad = np.arange(count), np.zeros(count, bool)
+        return Rows(padded, begins[:-1].copy(), begins[1:], numbers, bad, [])
 
     def __len__(self) -> int:
         return len(self.at)
 
     def some(self, rows: Int64) -> Rows:
         """Those ``rows``; `back` takes over how far they were read."""
-        return Rows(self.content, self.at[rows], self.end[rows], self.row[rows], self.bad)
+        at, end, row = self.at[rows], self.end[rows], self.row[rows]
+        return Rows(self.content, at, end, row, self.bad, self.stops)
 
     def back(self, some: Rows, rows: Int64) -> None:
         self.at[rows] = some.at
@@ -452,7 +455,9 @@ def _at_once(rows: Rows, step: Read, width: int) -> tuple[list[pa.Array], list[I
     total, going = np.zeros(len(rows), np.int64), np.arange(len(rows))
     columns: list[pa.Array] = []
     owners: list[Int64] = []
-    stops = np.zeros(0, np.int64) if width else np.flatnonzero(rows.content < 0x80)
+    if not width and not rows.stops:
+        rows.stops.append(np.flatnonzero(rows.content < 0x80))
+    stops = np.zeros(0, np.int64) if width else rows.stops[0]
     while True:
         going, counts = _blocks(rows, going)
         if not len(going):
@@ -492,7 +497,10 @@ def _in_rounds(rows: Rows, step: Read) -> tuple[list[pa.Array], list[Int64], Int
     for _ in range(_MOST_ROUNDS):
         over = going[left[going] == 0]
         further, counts = _blocks(rows, over)
-        left[further] = counts
+        left[further] = np.where(counts > _MOST_ROUNDS, 0, counts)
+        long = np.zeros(count, bool)
+        long[further] = counts > _MOST_ROUNDS
+        rows.mark(long)
         going = going[left[going] > 0]
         if not len(going):
             return columns, owners, total

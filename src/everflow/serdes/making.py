@@ -87,7 +87,7 @@ def needs(library: str) -> Any:
 def avro(schema: object, asked: Asked) -> AvroSerde:
     needs("fastavro")
     if isinstance(schema, Mapping | list | tuple):
-        schema = json.dumps(schema)
+        schema = json.dumps(schema, separators=(",", ":"))
     if schema is not None and not isinstance(schema, str):
         raise SerdeError(f"an Avro schema is JSON, or its values; found {type(schema).__name__}")
     found = asked.schema(schema)
@@ -113,7 +113,7 @@ def protobuf(message: object, asked: Asked) -> ProtobufSerde:
 
 def json_schema(schema: object, asked: Asked) -> JsonSchemaSerde:
     if isinstance(schema, Mapping):
-        schema = json.dumps(schema)
+        schema = json.dumps(schema, separators=(",", ":"))
     if schema is not None and not isinstance(schema, str):
         raise SerdeError(f"a JSON Schema is JSON, or a dict; found {type(schema).__name__}")
     found = asked.schema(schema)

@@ -6,6 +6,7 @@ which waits under ``task.timeout.ms``. A process has one client for each set of 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -72,6 +73,15 @@ class Schema:
     text: str
     references: tuple[Reference, ...] = ()
     resolved: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def form(self) -> str:
+        """The text without what makes no difference to the registry: blanks and the order of
+        names."""
+        try:
+            return json.dumps(json.loads(self.text), sort_keys=True, separators=(",", ":"))
+        except ValueError:
+            return self.text
 
 
 class Version(NamedTuple):

@@ -77,7 +77,7 @@ def serde_words(serde: Serde, folds: tuple[str, ...] = (), *, key: bool = False)
         return f"{_words(serde.type, folds, ordered=key, ordered_inside=key)} as JSON"
     if isinstance(serde, Registered):
         # Values are read by the names of their fields; of keys the id of the schema is a part.
-        schema = f" {digest([serde.schema.text])}" if key else ""
+        schema = f" {digest([serde.schema.form])}" if key else ""
         words = _words(serde.type, folds, ordered=key, ordered_inside=key)
         return f"{words} as {serde.format_name}{schema}"
     if isinstance(serde, _NAMED_BY_TYPE):

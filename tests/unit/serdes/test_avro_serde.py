@@ -350,3 +350,5 @@ def test_the_words_of_a_store_change_with_its_schema() -> None:
     assert serde_words(new) == "amount double, id bigint, note string as Avro"
     assert serde_words(old) == serde_words(said)
     assert serde_words(old, key=True) != serde_words(said, key=True)  # it has another id
+    spaced = serdes.avro(json.dumps(dict(reversed(V1.items())), indent=2))
+    assert serde_words(old, key=True) == serde_words(spaced, key=True)
