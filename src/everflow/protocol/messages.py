@@ -126,6 +126,8 @@ class BatchRequest:
     """The partitions of global tables, as they lie on this instance now."""
     transaction_timeout_ms: float | None = None
     """For so long the broker lets its transaction be open; None: not known."""
+    calls_ms: float | None = None
+    """For so long its operators begin calls to the outside (note 070); None: for ever."""
     most_bytes: int = UNBOUNDED_BYTES
     """Bytes of input that the batch may take (``max.batch.bytes``, or fewer): the reader ends
     there."""
