@@ -760,3 +760,29 @@ def test_a_pause_of_the_instance_forgets_what_was_against_its_tasks() -> None:
 def test_an_error_that_no_handler_replaces_ends_the_thread() -> None:
     error = EverflowError("a defect")
     assert policy().uncaught(error, None, None, ONE, 0.0) == (False, ())
+
+
+def test_a_batch_under_way_is_hurried_for_a_task_that_goes_and_at_the_end() -> None:
+    """Note 070: calls to the outside do not keep anybody waiting."""
+    world = World()
+    wanted: list[bool] = []
+
+    def behave(request: BatchRequest) -> BatchResult:
+        world.thread.drop([OTHER_TASK], lambda tasks: None)
+        wanted.append(world.book.wanted(request.batch_id))
+        return world.commit(request)
+
+    def notes(request: BatchRequest) -> BatchResult:
+        wanted.append(world.book.wanted(request.batch_id))
+        return world.commit(request)
+
+    world.fed(behave)
+    world.turns(2)
+    world.behave, world.end = notes, 20
+    world.turns(2)
+    assert wanted == [False, True]
+    assert world.requests[0].calls_ms == 1_000
+    world.thread.stop()
+    world.end = 30
+    world.turns(2)
+    assert wanted == [False, True, False]
