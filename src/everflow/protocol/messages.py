@@ -255,6 +255,10 @@ class Printed(NamedTuple):
         )
 
 
+CALLS = "calls"
+"""The phase of a batch in which operators wait for calls to the outside (note 070)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchResult:
     """The report of a finished micro-batch.
@@ -271,8 +275,8 @@ class BatchResult:
         deferred_offsets: at-least-once only: the rebalancing group did not take the offsets; they
             go with the next batch.
         timings: ms spent by the worker: ``read`` (waiting for and reading its input),
-            ``operators``, ``write`` (records to the broker), ``gate``, ``offsets``, ``commit``,
-            ``apply``; and ``began``, the epoch ms at which it was called.
+            ``operators``, `CALLS`, ``write`` (records to the broker), ``gate``, ``offsets``,
+            ``commit``, ``apply``; and ``began``, the epoch ms at which it was called.
         blocked_ms: for so long its transaction was open while the broker was still ending the one
             before.
         left_out: the first few records that failed and that a handler left out, each in a line.

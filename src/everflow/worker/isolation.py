@@ -97,6 +97,9 @@ class Isolated:
             except Exception as error:
                 if (away := serde_outage(error)) is not None:
                     raise away from error
+                if isinstance(error, RecordFailure) and error.ends is not None:
+                    request, read = _until(request, read, error.ends)
+                    search = replace(search, request=request, read=read)
                 faults = named(error)
                 if faults and self._unsure(error):
                     # Its record may only have the key of an entry that cannot be read, and others
@@ -113,8 +116,6 @@ class Isolated:
                 fresh = [judge.skip(fault) for fault in faults]
                 if not any(fresh):
                     raise  # it fails although its record is left out
-                if isinstance(error, RecordFailure) and error.ends is not None:
-                    request, read = _until(request, read, error.ends)
             runs += 1
             if runs % HALVED_AFTER == 0:
                 request, read = _halved(request, read)

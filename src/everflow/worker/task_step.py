@@ -20,6 +20,7 @@ from everflow.columns.key_partitions import BY_HASH
 from everflow.handlers import PROCESSING, PRODUCTION, Handlers
 from everflow.operators.user_code import refused, require_users
 from everflow.protocol.messages import (
+    CALLS,
     Ages,
     BatchRequest,
     BatchResult,
@@ -264,7 +265,7 @@ class TaskStep:
                 )
                 for op in self.ops:
                     before_state = before_state and not isinstance(op, StatefulOp)
-                    with timed(timings, "operators" if isinstance(op, StepOp) else "columns"):
+                    with timed(timings, _phase(op)):
                         running.run(op)
         except RecordFailure as error:
             error.before_state = before_state
@@ -336,6 +337,13 @@ class TaskStep:
                 users.setdefault(spec.name, set()).add((*op.together, op.name)[0])
                 twice |= {spec.name} if idle and op.idle else set()
         return frozenset(twice.union(name for name, of in users.items() if len(of) > 1))
+
+
+def _phase(op: StepOp | RunsColumns) -> str:
+    """Under which its time is counted."""
+    if isinstance(op, NodeOp) and isinstance(op.node, FunctionNode) and op.node.calls is not None:
+        return CALLS
+    return "operators" if isinstance(op, StepOp) else "columns"
 
 
 @dataclass(frozen=True, kw_only=True)
