@@ -38,6 +38,11 @@ _PYTHON_TYPES: dict[object, str] = {
 _PATTERN = re.compile(r"[*+?|()\[\]{}^$\\]")
 _A_COLUMN = re.compile(r"\w+(?:\.\w+)*")
 
+CALL_OPTIONS = ("concurrency", "timeout", "retries")
+CallOptions = tuple[Any, Any, Any]
+"""`CALL_OPTIONS` as the user gave them; None: left out."""
+ONE_BY_ONE: CallOptions = (None, None, None)
+
 Function = Callable[..., Any]
 Expression = Column | Function
 
@@ -274,6 +279,16 @@ def fields_from_options(
     return name, returns, fields
 
 
+def calls_from_options(
+    options: CallOptions, fields: dict[str, Column]
+) -> tuple[CallOptions, dict[str, Column]]:
+    """`CALL_OPTIONS`, and the fields with those of them that are Columns."""
+    given = dict(zip(CALL_OPTIONS, options, strict=True))
+    named = {name: value for name, value in given.items() if isinstance(value, Column)}
+    concurrency, timeout, retries = (given[n] if n not in named else None for n in CALL_OPTIONS)
+    return (concurrency, timeout, retries), {**named, **fields}
+
+
 # --- functions of the user in one shape, ``fn(key, value)``, in objects that workers get ----------
 # Built-in functions whose signature Python cannot tell (``int``, ``str``) get the value.
 
@@ -300,12 +315,8 @@ def is_awaited(fn: Function) -> bool:
 
 SIDE_BY_SIDE = "map_values, flat_map_values, filter, filter_not, peek and for_each"
 MOST_CALLS = 10_000
-
-
-CALL_OPTIONS = ("concurrency", "timeout", "retries")
-CallOptions = tuple[Any, Any, Any]
-"""`CALL_OPTIONS` as the user gave them; None: left out."""
-ONE_BY_ONE: CallOptions = (None, None, None)
+CALL_MS = 30_000
+"""The time-out of a call that names none."""
 
 
 def call_limits(fn: object, operator: str, options: CallOptions) -> CallLimits | None:
@@ -341,10 +352,6 @@ def call_limits(fn: object, operator: str, options: CallOptions) -> CallLimits |
         raise TopologyError(f"{operator}: retries is a number from 0 on, found {retries!r}")
     timeout_ms = CALL_MS if timeout is None else checked_ms(timeout, f"{operator}: timeout", 1)
     return CallLimits(concurrency, timeout_ms, 0 if retries is None else retries, awaited)
-
-
-CALL_MS = 30_000
-"""The time-out of a call that names none."""
 
 
 def _is_whole(number: object) -> TypeIs[int]:

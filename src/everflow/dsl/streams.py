@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from pyspark.sql import Column, DataFrame
 
 from everflow.dsl.expressions import (
-    CALL_OPTIONS,
     Expression,
+    calls_from_options,
     check_name,
     checked_column,
     column_named,
@@ -208,16 +208,15 @@ class KStream(_StreamOrTable):
         option. Keeps headers.
         """
         node_name, returns, fields = fields_from_options(name, returns, fields)
-        calls = {"concurrency": concurrency, "timeout": timeout, "retries": retries}
-        named = {field: value for field, value in calls.items() if isinstance(value, Column)}
+        calls, fields = calls_from_options((concurrency, timeout, retries), fields)
         return KStream(
             stateless.values_mapped(
                 self._stream,
                 mapper,
-                {**named, **fields},
+                fields,
                 returns,
                 node_name,
-                tuple(None if option in named else calls[option] for option in CALL_OPTIONS),
+                calls,
             )
         )
 

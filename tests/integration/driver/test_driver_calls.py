@@ -3,7 +3,6 @@ records, several operators in a row, merged inputs."""
 
 import asyncio
 import functools
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -26,6 +25,13 @@ def notes(path: Path) -> Counter[str]:
     return Counter(path.read_text().split())
 
 
+async def pause(ms: float) -> None:
+    """Of a service that takes its time."""
+    passed = asyncio.Event()
+    asyncio.get_running_loop().call_later(ms / 1000, passed.set)
+    await passed.wait()
+
+
 @functools.cache
 def loops() -> set[int]:
     return set()
@@ -38,7 +44,7 @@ def numbers(builder: StreamsBuilder, topic: str = "in") -> KStream:
 def test_results_come_in_order_and_all_batches_share_a_loop() -> None:
     async def asked(value: int) -> int:
         loops().add(id(asyncio.get_running_loop()))
-        await asyncio.sleep(0.001 * (value % 5))
+        await pause(value % 5)
         return value * 100 + len(loops())
 
     builder = StreamsBuilder()
@@ -62,14 +68,13 @@ def test_who_fails_is_a_dead_letter_and_nobody_else_is_asked_again(tmp_path: Pat
         if value % 4 == 1:
             raise LookupError(value)
         if value == 6:
-            await asyncio.sleep(600)
+            await asyncio.Event().wait()
         if value == 7 and notes(asks)["7"] < 3:
             raise ConnectionError
         return value
 
     def plain(value: int) -> bool:
         noted(path, value)
-        time.sleep(0.001)
         if value == 8:
             raise KeyError(value)
         return value != 10
@@ -97,7 +102,7 @@ def test_several_values_of_merged_streams_and_effects(tmp_path: Path) -> None:
 
     async def spread(value: int):  # type: ignore[no-untyped-def]
         for number in range(value):
-            await asyncio.sleep(0)
+            await pause(0)
             yield f"{value}.{number}"
 
     async def effect(key: str, value: str) -> None:

@@ -2,6 +2,7 @@
 called twice; at the end calls are cut short, and the next instance goes on there."""
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +20,13 @@ TEXT = serdes.string()
 WAIT_S = 60.0
 SOON_S = 25.0
 """Less than what a batch that hangs is given at an end."""
+
+
+async def pause(ms: float) -> None:
+    """Of a service that takes its time."""
+    passed = asyncio.Event()
+    asyncio.get_running_loop().call_later(ms / 1000, passed.set)
+    await passed.wait()
 
 
 def asking(source: str, output: str, asked: Callable[[str], Any], **calls: Any) -> Topology:
@@ -40,7 +48,7 @@ def test_a_slow_service_makes_batches_smaller_and_is_asked_once_for_each_record(
     async def asked(value: str) -> str:
         with asks.open("a") as file:
             file.write(f"{value}\n")
-        await asyncio.sleep(0.05)
+        await pause(50)
         return value
 
     sent = {partition: [f"{partition}-{n}" for n in range(40)] for partition in (0, 1)}
@@ -64,13 +72,13 @@ def test_at_the_end_calls_are_cut_short_and_the_next_instance_makes_them(
     async def hangs(value: str) -> str:
         if value == "hangs":
             begun.touch()
-            await asyncio.sleep(600)
+            await asyncio.Event().wait()
         return value
 
     def hangs_on_a_thread(value: str) -> str:
         if value == "hangs":
             begun.touch()
-            time.sleep(600)
+            threading.Event().wait(600)
         return value
 
     async def answers(value: str) -> str:

@@ -1,5 +1,7 @@
 """Calls to the outside that may outlast a batch are refused at the start (note 070)."""
 
+from typing import Any
+
 import pytest
 
 from everflow import ConfigError, StreamsBuilder, serdes
@@ -9,7 +11,7 @@ from everflow.topology.subtopologies import cut
 from unit.builders import streams_config
 
 
-def planned(**calls: object) -> PhysicalPlan:
+def planned(**calls: Any) -> PhysicalPlan:
     builder = StreamsBuilder()
     stream = builder.stream("in", key=serdes.string(), value=serdes.string())
     stream.filter(bool, concurrency=4, name="asks", **calls).for_each(print, concurrency=4)

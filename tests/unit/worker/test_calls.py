@@ -64,6 +64,13 @@ def limits(
     return CallLimits(concurrency, timeout_ms, retries, awaited)
 
 
+async def pause(ms: float) -> None:
+    """Of a service that takes its time."""
+    passed = asyncio.Event()
+    asyncio.get_running_loop().call_later(ms / 1000, passed.set)
+    await passed.wait()
+
+
 class Service:
     """Notes when each call began, and how many were under way at a time; ``ms`` and ``fails``: of
     a row and its attempt, from 0."""
@@ -84,7 +91,7 @@ class Service:
         self.now += 1
         self.most = max(self.most, self.now)
         try:
-            await asyncio.sleep(self.ms(row, attempt) / 1000)
+            await pause(self.ms(row, attempt))
             error = self.fails(row, attempt)
             if error is not None:
                 raise error
@@ -207,7 +214,7 @@ def test_calls_that_are_ended_are_cancelled_and_count_as_not_called() -> None:
     )
 
     async def end(calls: Calls) -> None:
-        await asyncio.sleep(0.05)
+        await pause(50)
         calls.end()
 
     found, took_ms = run(service, 50, limits(4, retries=9), during=end)
@@ -275,7 +282,7 @@ def called(
 
 
 async def doubled(key: str, value: int) -> int:
-    await asyncio.sleep(0.001 * (value % 3))
+    await pause(value % 3)
     return value * 2
 
 
@@ -332,7 +339,7 @@ def test_plain_functions_are_called_at_the_same_time() -> None:
 def partly(calls: dict[int, Any]) -> MakesCalls:
     """Has these rows called alone: with results, or errors."""
 
-    def make(ask: Any, taken: Any, rows: Any, asked: Any, every: bool) -> Called:
+    def make(ask: Any, taken: Any, rows: Any, limits: Any, every: bool) -> Called:
         failed = {row: found for row, found in calls.items() if isinstance(found, BaseException)}
         return Called({row: calls[row] for row in calls if row not in failed}, failed)
 
@@ -366,7 +373,7 @@ def test_calls_begin_in_turns_over_the_partitions() -> None:
     began: list[tuple[int, int]] = []
     given = batch(list(range(6)), [0, 0, 0, 0, 1, 1])
 
-    def make(ask: Any, taken: Any, rows: Any, asked: Any, every: bool) -> Called:
+    def make(ask: Any, taken: Any, rows: Any, limits: Any, every: bool) -> Called:
         began.extend((int(given.partition[row]), int(given.offset[row])) for row in rows)
         return Called(dict.fromkeys(rows, 0), {})
 
@@ -432,7 +439,7 @@ def test_a_batch_that_is_not_wanted_at_leisure_ends() -> None:
     async def fn(row: int) -> int:
         if row:
             began.set()
-            await asyncio.sleep(600)
+            await asyncio.Event().wait()
         return row
 
     def wanted() -> bool:
@@ -452,13 +459,13 @@ def test_the_loop_outlives_what_a_function_leaves_on_it() -> None:
 
     async def hangs() -> None:
         try:
-            await asyncio.sleep(600)
+            await asyncio.Event().wait()
         finally:
             left.append("cancelled")
 
     async def fn(row: int) -> int:
         left.append(asyncio.ensure_future(hangs() if row else ends()))
-        await asyncio.sleep(0)
+        await pause(0)
         return row
 
     with own_loop() as loop:
@@ -472,7 +479,9 @@ def test_the_loop_outlives_what_a_function_leaves_on_it() -> None:
 
 def test_a_batch_is_wanted_at_leisure_while_nobody_waits_for_its_thread() -> None:
     book = GateBook()
-    backend = GateBackend(MemberMetadata, lambda member: b"", lambda offsets: True)
+    backend = GateBackend(
+        lambda: MemberMetadata(1, "m", None), lambda member: b"", lambda offsets: True
+    )
 
     def is_wanted() -> bool:
         return bool(answer(book, backend, {"op": "wanted", "batch": "b.0.0"})["ok"])
