@@ -277,15 +277,17 @@ def _add_programs(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_latency(parser: argparse.ArgumentParser) -> None:
-    only_latency = parser.add_argument_group("latency, programs")
+    only_latency = parser.add_argument_group("latency, programs, calls")
     only_latency.add_argument(
         "--rates", type=_numbers, default=(100, 1_000, 10_000), help="records/s, comma-separated"
     )
     only_latency.add_argument(
-        "--warm-up", type=float, help="s per rate, not measured (latency: 20, programs: 8)"
+        "--warm-up",
+        type=float,
+        help="s per rate, not measured (latency: 20, programs: 8, calls: 10)",
     )
     only_latency.add_argument(
-        "--seconds", type=float, help="s per rate, measured (latency: 30, programs: 10)"
+        "--seconds", type=float, help="s per rate, measured (latency: 30, programs: 10, calls: 20)"
     )
     only_latency.add_argument(
         "--idle", type=float, default=70.0, help="s without records before the last case"
@@ -464,6 +466,8 @@ def _by_itself(
             concurrency=options.concurrency,
             runs=options.runs or 1,
             timeout_s=options.timeout,
+            warm_up_s=options.warm_up or 10.0,
+            measured_s=options.seconds or 20.0,
             **common,
         )
         return calls.measure(asking, bootstrap_servers, folder)

@@ -114,7 +114,7 @@ def test_several_values_of_merged_streams_and_effects(tmp_path: Path) -> None:
     spread_out.peek(effect, concurrency=2).to("out")
     with TopologyTestDriver(builder.build()) as driver:
         for topic, value in (("a", 2), ("b", 0), ("b", 3)):
-            driver.create_input_topic(topic, TEXT, LONG).pipe("k", value)
+            driver.create_input_topic(topic, TEXT, LONG).pipe_batch([("k", value)])
         found = driver.create_output_topic("out", TEXT, TEXT).read_key_values()
     assert [value for _, value in found] == ["2.0", "2.1", "3.0", "3.1", "3.2"]
     assert notes(path) == Counter(value for _, value in found)
