@@ -502,9 +502,10 @@ class RetryPolicy:
             self.quarantine.progressed(task)
         self.stalled.committed(result, progressed, tasks, elapsed_ms, now_ms)
         bounds = self.bounds
-        # Calls to the outside cost no processor that sharing a batch would spare.
-        working_ms = max(0.0, elapsed_ms - result.timings.get(CALLS, 0.0))
-        rest_ms = self.size.rest_ms(bounds, read, working_ms, progressed)
+        # Calls to the outside cost no processor, and meanwhile records have come to share a batch.
+        calls_ms = result.timings.get(CALLS, 0.0)
+        working_ms = max(0.0, elapsed_ms - calls_ms)
+        rest_ms = max(0.0, self.size.rest_ms(bounds, read, working_ms, progressed) - calls_ms)
         ending_ms = self.size.ending_rest_ms if rest_ms else 0.0
         self._learn(result, planned.records, read, elapsed_ms, bounds)
         self._forget_failures()
