@@ -97,3 +97,28 @@ def test_at_the_end_calls_are_cut_short_and_the_next_instance_makes_them(
     assert sorted(values(cluster, output)) == ["a", "b", "d"]
     app.run_through(asking(source, output, answers, concurrency=8), source)
     assert sorted(values(cluster, output)) == ["C", "HANGS", "a", "b", "d"]
+
+
+def test_a_call_that_hangs_does_not_keep_another_thread_from_its_task(
+    app: Application, cluster: Cluster, tmp_path: Path
+) -> None:
+    source, output, begun = cluster.topic("in"), cluster.topic("out", 1), tmp_path / "begun"
+
+    async def hangs(value: str) -> str:
+        if value == "hangs":
+            with begun.open("a") as file:
+                file.write("begun\n")
+            await asyncio.Event().wait()
+        return value
+
+    cluster.write(source, [text("k", value) for value in ("a", "hangs", "c")])
+    with app.running(asking(source, output, hangs, concurrency=8, timeout="2 minutes")) as streams:
+        wait_until(begun.exists, WAIT_S, "the call that hangs")
+        began = time.monotonic()
+        assert streams.add_stream_thread() == "everflow-stream-1"
+        cluster.write(source, [text("k", "d", partition=1)])
+        wait_until(lambda: sorted(values(cluster, output)) == ["a", "d"], WAIT_S, "both tasks")
+        assert time.monotonic() - began < WAIT_S
+        wait_until(
+            lambda: begun.read_text().count("begun") == 2, WAIT_S, "the call to be made again"
+        )
