@@ -60,6 +60,19 @@ def worst(gaps: Mapping[int, Gap]) -> float:
     return max(gap.seconds for gap in gaps.values())
 
 
+def committed_reader(bootstrap_servers: str, group: str) -> Consumer:
+    """A consumer that notes what is committed as soon as it may be read."""
+    return Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": group,
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "fetch.wait.max.ms": FETCH_WAIT_MAX_MS,
+        }
+    )
+
+
 class OutputProbe:
     """Reads the counts of a topic as a read_committed consumer, on a thread of its own, from the
     present end on.
@@ -68,15 +81,7 @@ class OutputProbe:
     """
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": bootstrap_servers,
-                "group.id": f"probe-{topic}",
-                "isolation.level": "read_committed",
-                "enable.auto.commit": False,
-                "fetch.wait.max.ms": FETCH_WAIT_MAX_MS,
-            }
-        )
+        self._consumer = committed_reader(bootstrap_servers, f"probe-{topic}")
         ends = end_offsets(bootstrap_servers, topic)
         self._arrivals: dict[int, array[float]] = {partition: array("d") for partition in ends}
         self._counts: dict[str, int] = {}

@@ -4,9 +4,10 @@ stored (`checks`)."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from oracle.programs import NESTED, Node, Program
@@ -184,21 +185,17 @@ def _add_sink(changed: Changed, drawn: random.Random) -> bool:
     return True
 
 
-def _rename_node(changed: Changed, drawn: random.Random) -> bool:
-    found = changed.of("process", "filter", "map_values", "to_table")
+def _rename(changed: Changed, drawn: random.Random, *, ops: Sequence[str], to: str) -> bool:
+    """One of these operators. Of a table it is the source, whose names the numbers of
+    sub-topologies follow."""
+    found = changed.of(*ops)
     if not found:
         return False
-    drawn.choice(found)["name"] = changed.new("called")
+    drawn.choice(found)["name"] = changed.new(to)
     return True
 
 
-def _rename_source(changed: Changed, drawn: random.Random) -> bool:
-    """Numbers of sub-topologies follow the names of sources."""
-    found = changed.of("table")
-    if not found:
-        return False
-    drawn.choice(found)["name"] = changed.new("called")
-    return True
+_NAMED = ("process", "filter", "map_values", "to_table")
 
 
 def _other_lines(changed: Changed, drawn: random.Random) -> bool:
@@ -427,14 +424,6 @@ def _no_log(changed: Changed, drawn: random.Random) -> bool:
     return True
 
 
-def _repartition_name(changed: Changed, drawn: random.Random) -> bool:
-    found = changed.of("repartition")
-    if not found:
-        return False
-    drawn.choice(found)["name"] = changed.new("again")
-    return True
-
-
 def _repartition_partitions(changed: Changed, drawn: random.Random) -> bool:
     found = changed.of("repartition")
     if not found:
@@ -545,7 +534,7 @@ KEEPING: dict[str, Change] = {
     "names shifted": _shift,
     "a branch added": _branch,
     "a sink added": _add_sink,
-    "a node renamed": _rename_node,
+    "a node renamed": partial(_rename, ops=_NAMED, to="called"),
     "lines in another order": _other_lines,
     "an equal function": _equal_function,
     "another output": _other_output,
@@ -557,7 +546,7 @@ TOUCHING: dict[str, Change] = {
     "an operator removed": _remove,
     "an aggregate added": _add_aggregate,
     "an aggregate written otherwise": _equal_aggregate,
-    "a source renamed": _rename_source,
+    "a source renamed": partial(_rename, ops=["table"], to="called"),
     "an aggregate replaced": _replace_aggregate,
     "another key type": _key_type,
     "another value type": _value_type,
@@ -567,7 +556,7 @@ TOUCHING: dict[str, Change] = {
     "another retention": _retention,
     "another history": _history,
     "logging switched off": _no_log,
-    "a repartition renamed": _repartition_name,
+    "a repartition renamed": partial(_rename, ops=["repartition"], to="again"),
     "other partitions of a repartition": _repartition_partitions,
     "another type in a repartition": _repartition_type,
     "cut at a repartition": _cut,

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Message, TopicPartition
 
-from bench.gaps import FETCH_WAIT_MAX_MS, POLL_TIMEOUT_S, Gap, longest_gap
+from bench.gaps import POLL_TIMEOUT_S, Gap, committed_reader, longest_gap
 from bench.migrate.books import Update
 from everflow.columns.key_partitions import java_partitions
 
@@ -37,15 +37,7 @@ class OutputLog:
         self._seen: dict[str, list[Seen]] = {topic: [] for topic in topics}
         self._error: str | None = None
         self._stopped = threading.Event()
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": bootstrap_servers,
-                "group.id": f"log-{topics[0]}",
-                "isolation.level": "read_committed",
-                "enable.auto.commit": False,
-                "fetch.wait.max.ms": FETCH_WAIT_MAX_MS,
-            }
-        )
+        self._consumer = committed_reader(bootstrap_servers, f"log-{topics[0]}")
         self._consumer.assign(
             [
                 TopicPartition(topic, partition, 0)
