@@ -59,10 +59,10 @@ from everflow.protocol.messages import (
 )
 from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.retry import attempting, quietly
-from everflow.topology.idle_sources import fitting, room_beside
+from everflow.topology.idle_sources import fitting
 from everflow.topology.store_layouts import TIMES, from_json, newest, program_in
 from everflow.topology.store_layouts import digest as digest_of_lines
-from everflow.topology.stream_times import node_of, times_now
+from everflow.topology.stream_times import times_now
 from everflow.worker.crash_points import reached
 
 log = logging.getLogger("everflow")
@@ -591,9 +591,7 @@ class Migrator:
         batch = f"migrated-{self.plan.digest}"
         rows = []
         for task, read in sorted(tasks.items()):
-            known = [name for name in of_tasks[task] if node_of(name) in self.new.places]
-            room = room_beside(self.new.layouts, known)
-            kept = fitting(of_tasks[task], self.new.places, room)
+            kept = fitting(of_tasks[task], self.new.places, self.new.room)
             text = format_metadata(batch, kept, self.new.layouts)
             for tp in read:
                 if tp in begins:

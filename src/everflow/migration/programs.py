@@ -64,7 +64,8 @@ class Program:
     store, with the bytes of windows behind the key by which its partition was chosen; ``inside``:
     the serdes of the records in the entries of one whose bytes are an operator's. ``repartition``:
     whole names; ``spread``: those whose keys are not where Java puts them, and by what.
-    ``layouts``: the text beside offsets."""
+    ``layouts``: the text beside offsets; ``room``: the bytes that it and the times of this program
+    leave there."""
 
     application_id: str
     facts: ProgramFacts
@@ -83,6 +84,7 @@ class Program:
     spread: Mapping[str, str]
     internal: InternalTopics
     layouts: str
+    room: int
 
     def tasks(self) -> dict[TaskId, tuple[TopicPartition, ...]]:
         """Each task with its inputs."""
@@ -137,7 +139,8 @@ def program_of(
     }
     graph = subs.topology
     stateful = [node for node in graph.nodes if isinstance(node, StatefulNode)]
-    kept = layouts_to_keep(application_id, graph, [])
+    most = bytes_for_layouts(graph)
+    layouts = kept_text(layouts_to_keep(application_id, graph, []), subs, [], most)
     return Program(
         application_id=application_id,
         facts=facts_of(subs),
@@ -170,7 +173,8 @@ def program_of(
         repartition=frozenset(internal.repartition),
         spread={f"{application_id}-{name}": by for name, by in _spread(graph).items()},
         internal=internal,
-        layouts=kept_text(kept, subs, [], bytes_for_layouts(graph)),
+        layouts=layouts,
+        room=most - len(layouts.encode()),
     )
 
 

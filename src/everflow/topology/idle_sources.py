@@ -7,7 +7,7 @@ layouts of the stores, as far as they fit. Brokers refuse a commit with more tha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from everflow.errors import TopologyError
@@ -106,12 +106,6 @@ def fitting(times: Mapping[str, int], nodes: Collection[str], room: int) -> dict
                 continue
         found[name] = time_ms
     return found
-
-
-def room_beside(layouts: str, times: Iterable[str] = ()) -> int:
-    """The bytes that ``layouts`` and these stream times leave of what is beside an offset."""
-    taken = sum(len(name.encode()) + _TIME_BYTES for name in times)
-    return MOST_BYTES - OTHERS_BYTES - len(layouts.encode()) - taken
 
 
 def require_metadata_fits(graph: Graph) -> None:
