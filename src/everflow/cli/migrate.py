@@ -183,10 +183,16 @@ def _run(migrator: Migrator) -> dict[str, int]:
     try:
         return migrator.run()
     except StopRequestedError as stopped:
-        stopped.said = (
-            f"{migrator.plan.old} goes on, unless the switch was being committed. Call the same "
-            f"command again to go on, or with --back to delete what was copied"
-        )
+        from everflow.migration.migrator import SWITCHED
+
+        plan = migrator.plan
+        if SWITCHED in migrator.phases_ms:
+            stopped.said = f"{plan.old} was migrated to {plan.new}, which goes on"
+        else:
+            stopped.said = (
+                f"{plan.old} goes on, unless the switch was being committed. Call the same "
+                f"command again to go on, or with --back to delete what was copied"
+            )
         raise
 
 
