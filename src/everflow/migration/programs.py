@@ -17,13 +17,14 @@ from everflow.operators.processors.process import ProcessSpec
 from everflow.operators.suppress import SuppressSpec
 from everflow.operators.table import DeduplicateSpec
 from everflow.operators.time_to_live import TimeToLiveSpec
+from everflow.protocol.messages import MARK_BYTES
 from everflow.records import TaskId, TopicPartition
 from everflow.serdes import Serde
 from everflow.serdes.windowed import KEY_SUFFIX_BYTES
 from everflow.state.store import StoreSpec
 from everflow.topology.compatibility import layouts_to_keep
 from everflow.topology.graph import Graph, StatefulNode
-from everflow.topology.idle_sources import bytes_for_layouts, sources_of
+from everflow.topology.idle_sources import MOST_BYTES, bytes_for_layouts, sources_of
 from everflow.topology.partitioners import key_partitioners, partitioner_name
 from everflow.topology.patterns import with_topics
 from everflow.topology.program import Topology
@@ -64,8 +65,8 @@ class Program:
     store, with the bytes of windows behind the key by which its partition was chosen; ``inside``:
     the serdes of the records in the entries of one whose bytes are an operator's. ``repartition``:
     whole names; ``spread``: those whose keys are not where Java puts them, and by what.
-    ``layouts``: the text beside offsets; ``room``: the bytes that it and the times of this program
-    leave there."""
+    ``layouts``: the text beside offsets, which fits there with a mark or the times; ``room``: the
+    bytes that it and the times of this program leave there."""
 
     application_id: str
     facts: ProgramFacts
@@ -139,7 +140,7 @@ def program_of(
     }
     graph = subs.topology
     stateful = [node for node in graph.nodes if isinstance(node, StatefulNode)]
-    most = bytes_for_layouts(graph)
+    most = min(bytes_for_layouts(graph), MOST_BYTES - MARK_BYTES)
     layouts = kept_text(layouts_to_keep(application_id, graph, []), subs, [], most)
     return Program(
         application_id=application_id,

@@ -20,7 +20,9 @@ from everflow import (
 from everflow.errors import MigrationError
 from everflow.migration.plan import Asked, MigrationPlan, Values, planned, stream_times
 from everflow.migration.programs import Form, Program, program_of
+from everflow.protocol.messages import FILLED, Mark, format_metadata
 from everflow.records import TaskId, TopicPartition
+from everflow.topology.idle_sources import MOST_BYTES
 
 Build = Callable[[StreamsBuilder], Any]
 VALUE = serdes.json("a string, n bigint")
@@ -239,6 +241,22 @@ def test_stream_times_go_to_the_node_that_has_the_store() -> None:
     of_same = stream_times(planned(old, same), old, same, times)
     assert [of_same[TaskId(index, p)][after] for p in (0, 1)] == [7, 9]
     assert of_same[TaskId(1 - index, 3)] == {"other/idle": 5}
+
+
+@pytest.mark.parametrize("length", range(88, 134, 4))
+def test_a_mark_of_the_longest_name_fits_beside_an_offset(length: int) -> None:
+    """Brokers refuse a longer text, and layouts take what room the times of a task leave."""
+    topics = {f"in-{number}": 4 for number in range(24)}
+
+    def many(builder: StreamsBuilder) -> None:
+        for number, topic in enumerate(topics):
+            stream = builder.stream(topic, key=serdes.string(), value=VALUE)
+            stream.group_by_key().count(store=f"{number:0{length}d}")
+
+    new = program(many, "shop-2", **topics)
+    mark = Mark(FILLED, "x" * 249, planned(program(many, "shop", **topics), new).digest)
+    assert len(format_metadata(mark.batch_id, {}, new.layouts)) <= MOST_BYTES
+    assert new.layouts
 
 
 def test_another_plan_has_another_digest() -> None:
