@@ -22,6 +22,7 @@ from everflow.migration.plan import Asked, MigrationPlan, Values, planned, strea
 from everflow.migration.programs import Form, Program, program_of
 from everflow.protocol.messages import FILLED, Mark, format_metadata
 from everflow.records import TaskId, TopicPartition
+from everflow.topology.compatibility import changes
 from everflow.topology.idle_sources import MOST_BYTES
 
 Build = Callable[[StreamsBuilder], Any]
@@ -278,6 +279,13 @@ def test_stores_of_the_same_types_are_not_guessed() -> None:
     said = refused(old, new)
     assert "--rename" in said
     assert "a, b" in said
+    checked = [
+        one
+        for one in changes(program(old, "shop").facts, program(new, "shop-2").facts)
+        if one.kind == "store"
+    ]
+    assert [(one.name, one.after) for one in checked] == [("a", "x, y"), ("b", "x, y")]
+    assert all(one.reason in said for one in checked), "check and migrate say the same"
     was = {move.store: move.was for move in plan(old, new, renames={"a": "y"}).moves}
     assert was == {"y": "a", "x": "b"}, "one is said, so the other is clear"
     found = plan(old, pair("y", "b"), renames={"a": ""})
