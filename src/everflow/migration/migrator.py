@@ -63,7 +63,6 @@ from everflow.retry import attempting, quietly
 from everflow.topology.idle_sources import MOST_BYTES, fitting
 from everflow.topology.store_layouts import TIMES, from_json, newest, program_in
 from everflow.topology.store_layouts import digest as digest_of_lines
-from everflow.topology.stream_times import times_now
 from everflow.worker.crash_points import reached
 
 log = logging.getLogger("everflow")
@@ -579,7 +578,7 @@ class Migrator:
         where this switch writes, with the stream times of the tasks that read them."""
         tasks = self.new.tasks()
         times = {
-            tp: times_now(kept.stream_times, kept.layouts.get(TIMES), self.old.timed)
+            tp: self.old.times.now(kept.stream_times, kept.layouts.get(TIMES))
             for tp, one in committed.items()
             for kept in (parse_metadata(one.metadata),)
         }
@@ -589,7 +588,7 @@ class Migrator:
         batch = f"migrated-{self.plan.digest}"
         rows = []
         for task, read in sorted(tasks.items()):
-            kept = fitting(of_tasks[task], self.new.places, self.new.room)
+            kept = self.new.times.fitting(of_tasks[task], task.subtopology)
             text = format_metadata(batch, kept, self.new.layouts)
             for tp in read:
                 if tp in begins:

@@ -464,7 +464,7 @@ def stream_times(
     for task, read in old.tasks().items():
         for name, time_ms in (one for tp in read for one in times.get(tp, {}).items()):
             called = _renamed(name, plan.clocks, new)
-            index = new.places.get(node_of(called), renumbered.get(task.subtopology))
+            index = new.times.places.get(node_of(called), renumbered.get(task.subtopology))
             if not called or index is None:
                 continue
             alike = tasks[index] == before[task.subtopology]
@@ -483,7 +483,7 @@ def _renamed(name: str, clocks: Mapping[str, str], new: Program) -> str:
     node = node_of(name)
     if node in clocks:
         return clocks[node] + name[len(node) :]
-    return "" if node in new.places else name
+    return "" if node in new.times.places else name
 
 
 @dataclass(frozen=True)

@@ -397,7 +397,7 @@ def test_the_time_of_a_node_without_a_store_follows_it() -> None:
         [one.name for one in each.facts.nodes or () if "PROCESSOR" in one.name][-1]
         for each in (old, new)
     )
-    assert before in new.places, "another node has its name now"
+    assert before in new.times.places, "another node has its name now"
     assert before != after
     times = {TopicPartition("in", 2): {before: 7, f"{before}/method": 8}}
     found = stream_times(planned(old, new), old, new, times)
