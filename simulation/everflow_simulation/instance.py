@@ -39,6 +39,8 @@ from everflow.memory import MemoryBudget
 from everflow.metrics import Metrics
 from everflow.protocol.messages import BatchRequest
 from everflow.records import UNBOUNDED_BYTES, CommittedOffset, TaskId, TopicPartition
+from everflow.topology.graph import Graph
+from everflow.topology.idle_sources import program_times
 from everflow_simulation.channel import ChannelServices, SimulatedChannel
 from everflow_simulation.disk import SimulatedCopies, SimulatedDisk
 from everflow_simulation.follower import SimulatedFollower
@@ -228,6 +230,7 @@ class SimulatedPorts:
             timeout_ms=min(world.settings.task_timeout_ms, ATTEMPT_MS),
             stop=stop,
             new_incarnation=self.new_incarnation,
+            times=program_times(Graph(()), {}, ""),
         )
 
     def open_job(self, thread: int) -> SimulatedJob:

@@ -64,10 +64,10 @@ from everflow.state.left_out import Chunk, PlacedChunk, as_processed
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
-from everflow.topology.idle_sources import bytes_for_layouts, fitting
+from everflow.topology.idle_sources import program_times
 from everflow.topology.patterns import TopicGrowth, growth, pattern_sources, why_not_grown
 from everflow.topology.store_layouts import serde_words
-from everflow.topology.stream_times import timed_by
+from everflow.topology.subtopologies import cut
 from everflow.worker.crash_points import SWITCH_SEEN, reached
 from everflow.worker.failures import UndecodableRecord
 from everflow.worker.letters import GlobalRecords
@@ -660,11 +660,8 @@ class ClusterPorts:
             timeout_ms=min(config.task_timeout_ms, ATTEMPT_MS),
             stop=stop,
             new_incarnation=new_incarnation,
-            timed=timed_by(blueprint.topology),
-            fitting=partial(
-                fitting,
-                nodes={node.name for node in blueprint.topology.nodes},
-                room=bytes_for_layouts(blueprint.topology) - len(blueprint.layouts.encode()),
+            times=program_times(
+                blueprint.topology, cut(blueprint.topology).index_of, blueprint.layouts
             ),
         )
 

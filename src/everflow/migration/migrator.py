@@ -51,6 +51,7 @@ from everflow.protocol.messages import (
     COPIED,
     FILLED,
     GONE,
+    MARK_BYTES,
     Mark,
     format_metadata,
     mark_in,
@@ -59,10 +60,9 @@ from everflow.protocol.messages import (
 )
 from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.retry import attempting, quietly
-from everflow.topology.idle_sources import fitting
+from everflow.topology.idle_sources import MOST_BYTES, fitting
 from everflow.topology.store_layouts import TIMES, from_json, newest, program_in
 from everflow.topology.store_layouts import digest as digest_of_lines
-from everflow.topology.stream_times import times_now
 from everflow.worker.crash_points import reached
 
 log = logging.getLogger("everflow")
@@ -588,13 +588,10 @@ class Migrator:
             tp: (max(starts[tp], committed[tp].offset if tp in committed else 0), ends[tp])
             for tp in carried
         }
-        mark = Mark(GONE, self.plan.new).batch_id
         marks = []
         for tp in inputs:
             found = committed.get(tp, CommittedOffset(0, ""))
-            known = parse_metadata(found.metadata)
-            text = format_metadata(mark, known.stream_times)
-            marks.append((tp.topic, tp.partition, found.offset, text))
+            marks.append((tp.topic, tp.partition, found.offset, text_of_gone(self.plan.new, found)))
         writer.begin()
         try:
             for move in self.plan.waiting:
@@ -616,7 +613,7 @@ class Migrator:
         where this switch writes, with the stream times of the tasks that read them."""
         tasks = self.new.tasks()
         times = {
-            tp: times_now(kept.stream_times, kept.layouts.get(TIMES), self.old.timed)
+            tp: self.old.times.now(kept.stream_times, kept.layouts.get(TIMES))
             for tp, one in committed.items()
             for kept in (parse_metadata(one.metadata),)
         }
@@ -625,7 +622,7 @@ class Migrator:
         begins = self.admin.end_offsets(own, "read_uncommitted", REQUEST_S)
         rows = []
         for task, read in sorted(tasks.items()):
-            kept = fitting(of_tasks[task], self.new.places, self.new.room)
+            kept = self.new.times.fitting(of_tasks[task], task.subtopology)
             text = format_metadata(self._batch, kept, self.new.layouts)
             for tp in read:
                 if tp in begins:
@@ -670,6 +667,13 @@ class Migrator:
                     f"which goes on in its place. Nothing was changed.",
                     to=mark.application_id,
                 )
+
+
+def text_of_gone(new: str, found: CommittedOffset) -> str:
+    """What is beside an old offset from the switch on: the mark, and of the times so many as fit,
+    for a release that does not know the mark."""
+    times = parse_metadata(found.metadata).stream_times
+    return format_metadata(Mark(GONE, new).batch_id, fitting(times, (), MOST_BYTES - MARK_BYTES))
 
 
 def _has_records(reader: LogReader, tp: TopicPartition, start: int, end: int) -> bool:

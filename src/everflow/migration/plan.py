@@ -18,7 +18,12 @@ from everflow.records import TaskId, TopicPartition
 from everflow.serdes import JsonSerde, PackedSerde, Serde
 from everflow.serdes.arrow_types import type_text
 from everflow.state.store import StoreSpec
-from everflow.topology.compatibility import paired_subtopologies, same_nodes
+from everflow.topology.compatibility import (
+    paired_subtopologies,
+    renamed_stores,
+    same_nodes,
+    which_is_which,
+)
 from everflow.topology.store_layouts import layout_of, serde_words
 from everflow.topology.stream_times import node_of
 
@@ -209,33 +214,14 @@ def _names(
     for name in new.stores:
         if name in old.stores and name not in renames and name not in found:
             found[name] = name
-    unclear = []
-    gone = _alike(old, old.stores.keys() - set(found.values()) - renames.keys())
-    fresh = _alike(new, new.stores.keys() - found.keys())
-    for kind in gone.keys() & fresh.keys():
-        was, now = gone[kind], fresh[kind]
-        if len(was) == len(now) == 1:
-            found[now[0]] = was[0]
-            continue
-        unclear.append(
-            f"stores {', '.join(was)}: new ones of the same types are {', '.join(now)}; say which "
-            f"is which with --rename OLD=NEW (--rename OLD= leaves a store)"
-        )
-    return found, sorted(unclear)
-
-
-def _alike(program: Program, names: Collection[str]) -> dict[tuple[object, ...], list[str]]:
-    """Those that may be one store under two names, in the order of the names."""
-    places = {}
-    nodes: dict[str, int] = {}
-    for name, facts in program.facts.stores.items():
-        places[name] = nodes.setdefault(facts.node, 0)
-        nodes[facts.node] += 1
-    found: dict[tuple[object, ...], list[str]] = {}
-    for name in sorted(names):
-        facts = program.facts.stores[name]
-        found.setdefault((facts.layout, facts.retention_ms, places[name]), []).append(name)
-    return found
+    again = renamed_stores(
+        old.facts,
+        new.facts,
+        old.stores.keys() - set(found.values()) - renames.keys(),
+        new.stores.keys() - found.keys(),
+    )
+    found |= {after: before for before, after in again.names.items()}
+    return found, sorted(which_is_which(*one) for one in again.unclear)
 
 
 def _fresh(old: Program, new: Program, was: Mapping[str, str]) -> dict[str, str]:
@@ -478,7 +464,7 @@ def stream_times(
     for task, read in old.tasks().items():
         for name, time_ms in (one for tp in read for one in times.get(tp, {}).items()):
             called = _renamed(name, plan.clocks, new)
-            index = new.places.get(node_of(called), renumbered.get(task.subtopology))
+            index = new.times.places.get(node_of(called), renumbered.get(task.subtopology))
             if not called or index is None:
                 continue
             alike = tasks[index] == before[task.subtopology]
@@ -497,7 +483,7 @@ def _renamed(name: str, clocks: Mapping[str, str], new: Program) -> str:
     node = node_of(name)
     if node in clocks:
         return clocks[node] + name[len(node) :]
-    return "" if node in new.places else name
+    return "" if node in new.times.places else name
 
 
 @dataclass(frozen=True)

@@ -17,19 +17,25 @@ from everflow.operators.processors.process import ProcessSpec
 from everflow.operators.suppress import SuppressSpec
 from everflow.operators.table import DeduplicateSpec
 from everflow.operators.time_to_live import TimeToLiveSpec
+from everflow.protocol.messages import MARK_BYTES
 from everflow.records import TaskId, TopicPartition
 from everflow.serdes import Serde
 from everflow.serdes.windowed import KEY_SUFFIX_BYTES
 from everflow.state.store import StoreSpec
 from everflow.topology.compatibility import layouts_to_keep
 from everflow.topology.graph import Graph, StatefulNode
-from everflow.topology.idle_sources import bytes_for_layouts, sources_of
+from everflow.topology.idle_sources import (
+    MOST_BYTES,
+    ProgramTimes,
+    bytes_for_layouts,
+    program_times,
+    sources_of,
+)
 from everflow.topology.partitioners import key_partitioners, partitioner_name
 from everflow.topology.patterns import with_topics
 from everflow.topology.program import Topology
 from everflow.topology.program_facts import ProgramFacts, facts_of
 from everflow.topology.store_layouts import fingerprint, kept_text
-from everflow.topology.stream_times import timed_by
 from everflow.topology.subtopologies import (
     InternalTopics,
     cut,
@@ -59,13 +65,11 @@ class Program:
     """Picklable, as `PickledObjects` are. ``lines``: its fingerprint. ``stores``: with a changelog,
     by name; ``changelogs``: whole name and partitions, of these; ``unlogged``: without one.
     ``inputs``: whole names of topics by sub-topology; ``partitions``: of each; ``fixed``: the tasks
-    of sub-topologies with state (`fixed_tasks`); ``places``: sub-topologies by node; ``timed``:
-    `timed_by`. ``forms``: by
-    store, with the bytes of windows behind the key by which its partition was chosen; ``inside``:
-    the serdes of the records in the entries of one whose bytes are an operator's. ``repartition``:
-    whole names; ``spread``: those whose keys are not where Java puts them, and by what.
-    ``layouts``: the text beside offsets; ``room``: the bytes that it and the times of this program
-    leave there."""
+    of sub-topologies with state (`fixed_tasks`). ``forms``: by store, with the bytes of windows
+    behind the key by which its partition was chosen; ``inside``: the serdes of the records in the
+    entries of one whose bytes are an operator's. ``repartition``: whole names; ``spread``: those
+    whose keys are not where Java puts them, and by what. ``layouts``: the text beside offsets,
+    which fits there with a mark or with the times."""
 
     application_id: str
     facts: ProgramFacts
@@ -78,13 +82,11 @@ class Program:
     inputs: Mapping[int, tuple[str, ...]]
     partitions: Mapping[str, int]
     fixed: Mapping[int, int]
-    places: Mapping[str, int]
-    timed: Mapping[str, str]
     repartition: frozenset[str]
     spread: Mapping[str, str]
     internal: InternalTopics
     layouts: str
-    room: int
+    times: ProgramTimes
 
     def tasks(self) -> dict[TaskId, tuple[TopicPartition, ...]]:
         """Each task with its inputs."""
@@ -139,7 +141,7 @@ def program_of(
     }
     graph = subs.topology
     stateful = [node for node in graph.nodes if isinstance(node, StatefulNode)]
-    most = bytes_for_layouts(graph)
+    most = min(bytes_for_layouts(graph), MOST_BYTES - MARK_BYTES)
     layouts = kept_text(layouts_to_keep(application_id, graph, []), subs, [], most)
     return Program(
         application_id=application_id,
@@ -168,13 +170,11 @@ def program_of(
         inputs=inputs,
         partitions=partitions,
         fixed=fixed,
-        places=subs.index_of,
-        timed=timed_by(graph),
         repartition=frozenset(internal.repartition),
         spread={f"{application_id}-{name}": by for name, by in _spread(graph).items()},
         internal=internal,
         layouts=layouts,
-        room=most - len(layouts.encode()),
+        times=program_times(graph, subs.index_of, layouts),
     )
 
 

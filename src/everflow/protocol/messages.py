@@ -477,6 +477,10 @@ class Mark(NamedTuple):
 
 
 FILLED, GONE, COPIED = "filled", "gone", "copied"
+_LONGEST_ID = 249
+"""An application's id is the beginning of its topics' names."""
+MARK_BYTES = len(format_metadata(Mark(FILLED, "x" * _LONGEST_ID, "x" * 16).batch_id, {})) + 1
+"""At most, of what is beside an offset with a mark, without times and layouts."""
 
 
 def mark_in(text: str | None) -> Mark | None:

@@ -80,9 +80,12 @@ class Change:
 
 def changes(old: ProgramFacts, new: ProgramFacts) -> list[Change]:
     """The differences, the gravest first; empty: the programs are the same, as far as is known."""
-    renamed = renamed_stores(old, new)
+    missing = old.stores.keys() - new.stores.keys()
+    gone = [name for name in missing if old.stores[name].layout and not old.stores[name].gone]
+    found_again = renamed_stores(old, new, gone, new.stores.keys() - old.stores.keys())
+    renamed = found_again.names
     found = [
-        *_stores(old, new, renamed),
+        *_stores(old, new, found_again),
         *(_unreadable(new.stores) if old.java else ()),
         *_repartition(old, new),
         *_grown(old, new),
@@ -117,48 +120,101 @@ def effect_of(found: Sequence[Change]) -> Effect:
 _GENERATED = re.compile(r"-\d{10}$")
 
 
-def renamed_stores(old: ProgramFacts, new: ProgramFacts) -> dict[str, str]:
-    """Stores of the old program that the new one has under another name: of the same layout, and
-    in the order of the names, so that generated names that have shifted find their own."""
-    missing = old.stores.keys() - new.stores.keys()
-    gone = sorted(name for name in missing if old.stores[name].layout and not old.stores[name].gone)
-    fresh = sorted(new.stores.keys() - old.stores.keys())
-    found: dict[str, str] = {}
-    for name in gone:
-        mine = old.stores[name]
-        for other in fresh:
-            its = new.stores[other]
-            alike = differing_parts(mine.layout, its.layout) is None and (
-                mine.subtopology is None or mine.retention_ms == its.retention_ms
-            )
-            if alike and other not in found.values():
-                found[name] = other
-                break
+@dataclass(frozen=True)
+class RenamedStores:
+    """``names``: new names by old ones. ``unclear``: old and new stores of the same types, of which
+    nobody can say which one is which now."""
+
+    names: Mapping[str, str]
+    unclear: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+
+
+def renamed_stores(
+    old: ProgramFacts, new: ProgramFacts, gone: Collection[str], fresh: Collection[str]
+) -> RenamedStores:
+    """Which of the stores ``gone`` of the old program are which of ``fresh`` of the new one: the
+    only one of the same types. Of several none is guessed."""
+    mine, its = _places(old), _places(new)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name in sorted(gone):
+        others = tuple(
+            other
+            for other in sorted(fresh)
+            if _may_be(old.stores[name], new.stores[other])
+            and len({mine.get(name), its.get(other)} - {None}) < 2
+        )
+        if others:
+            alike.setdefault(others, []).append(name)
+    return RenamedStores(
+        names={was[0]: now[0] for now, was in alike.items() if len(now) == len(was) == 1},
+        unclear=tuple(
+            (tuple(was), now) for now, was in alike.items() if not len(now) == len(was) == 1
+        ),
+    )
+
+
+def which_is_which(was: Sequence[str], now: Sequence[str]) -> str:
+    """Of `RenamedStores.unclear`, for people."""
+    return (
+        f"stores {', '.join(was)}: new ones of the same types are {', '.join(now)}; say which is "
+        f"which with everflow migrate --rename OLD=NEW (--rename OLD= leaves a store)"
+    )
+
+
+def _may_be(old: StoreFacts, new: StoreFacts) -> bool:
+    """True if nothing that is known of the old store says that it is another one."""
+    return (
+        differing_parts(old.layout, new.layout) is None
+        and (old.subtopology is None or old.retention_ms == new.retention_ms)
+        and (old.changelog is None or bool(old.changelog) == bool(new.changelog))
+    )
+
+
+def _places(program: ProgramFacts) -> dict[str, int]:
+    """Which of the stores of its node each is, counted from 0, where nodes are known."""
+    found: dict[str, int] = {}
+    nodes: dict[str, int] = {}
+    for name, facts in program.stores.items():
+        if facts.node:
+            found[name] = nodes.setdefault(facts.node, 0)
+            nodes[facts.node] += 1
     return found
 
 
-def _stores(old: ProgramFacts, new: ProgramFacts, renamed: Mapping[str, str]) -> Iterator[Change]:
-    for name, other in renamed.items():
-        generated = is_generated(name)
+_NAME_IT = (
+    ": its name is generated from the number of operators before it, so an operator was inserted "
+    "or removed there. Name the store, as in store='counts', and no later change moves it"
+)
+
+
+def _stores(old: ProgramFacts, new: ProgramFacts, renamed: RenamedStores) -> Iterator[Change]:
+    for name, other in renamed.names.items():
         yield Change(
             effect=Effect.MIGRATION,
             kind="store",
             name=name,
             reason=f"it is called {other} in the new program, and so is its changelog"
-            + (
-                ": its name is generated from the number of operators before it, so an operator "
-                "was inserted or removed there. Name the store, as in store='counts', and no later "
-                "change moves it"
-                if generated
-                else ""
-            ),
+            + _NAME_IT * is_generated(name),
             before=name,
             after=other,
             where=new.stores[other].where,
         )
+    for was, now in renamed.unclear:
+        for name in was:
+            yield Change(
+                effect=Effect.MIGRATION,
+                kind="store",
+                name=name,
+                reason=which_is_which(was, now) + _NAME_IT * is_generated(name),
+                before=name,
+                after=", ".join(now),
+                where=new.stores[now[0]].where,
+            )
+    before = {*renamed.names, *(name for was, _ in renamed.unclear for name in was)}
+    after = {*renamed.names.values(), *(name for _, now in renamed.unclear for name in now)}
     for name in sorted(old.stores.keys() & new.stores.keys()):
         yield from _store_changes(name, old.stores[name], new.stores[name])
-    for name in sorted(old.stores.keys() - new.stores.keys() - renamed.keys()):
+    for name in sorted(old.stores.keys() - new.stores.keys() - before):
         if old.stores[name].gone:
             continue
         yield Change(
@@ -169,7 +225,7 @@ def _stores(old: ProgramFacts, new: ProgramFacts, renamed: Mapping[str, str]) ->
             before=words_of(old.stores[name].layout),
             where=old.stores[name].where,
         )
-    for name in sorted(new.stores.keys() - old.stores.keys() - set(renamed.values())):
+    for name in sorted(new.stores.keys() - old.stores.keys() - after):
         if not old.stores_known and new.stores[name].changelog != f"{name}-changelog":
             continue
         yield Change(

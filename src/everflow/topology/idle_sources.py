@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from everflow.errors import TopologyError
 from everflow.topology.graph import Graph, Node, SinkNode, SourceNode, StatefulNode
-from everflow.topology.stream_times import node_of
+from everflow.topology.stream_times import node_of, timed_by, times_now
 from everflow.topology.subtopologies import SubTopology, cut
 
 
@@ -95,12 +95,38 @@ def bytes_for_layouts(graph: Graph) -> int:
     return max(0, MOST_BYTES - OTHERS_BYTES - taken)
 
 
-def fitting(times: Mapping[str, int], nodes: Collection[str], room: int) -> dict[str, int]:
-    """``times`` by name, of nodes that the program (``nodes``) no longer has so many as fit into
-    ``room`` bytes: brokers would refuse the whole commit."""
+@dataclass(frozen=True)
+class ProgramTimes:
+    """What a program makes of stream times beside offsets. ``timed``: `timed_by`; ``places``:
+    sub-topologies by node; ``room``: the bytes that its own times and its layouts leave there."""
+
+    timed: Mapping[str, str]
+    places: Mapping[str, int]
+    room: int
+
+    def now(self, found: Mapping[str, int], text: object) -> dict[str, int]:
+        """`times_now`, by the names of this program."""
+        return times_now(found, text, self.timed)
+
+    def fitting(self, times: Mapping[str, int], subtopology: int) -> dict[str, int]:
+        """Those of a task of the sub-topology, and of others so many as fit: a node that has gone,
+        or to another sub-topology, may come back."""
+        own = {node for node, place in self.places.items() if place == subtopology}
+        return fitting(times, own, self.room)
+
+
+def program_times(graph: Graph, places: Mapping[str, int], layouts: str) -> ProgramTimes:
+    """``places``: as there; ``layouts``: the text beside offsets."""
+    room = bytes_for_layouts(graph) - len(layouts.encode())
+    return ProgramTimes(timed_by(graph), places, room)
+
+
+def fitting(times: Mapping[str, int], own: Collection[str], room: int) -> dict[str, int]:
+    """``times`` by name, of nodes that are not a task's ``own`` so many as fit into ``room`` bytes:
+    brokers would refuse the whole commit."""
     found = {}
     for name, time_ms in sorted(times.items()):
-        if node_of(name) not in nodes:
+        if node_of(name) not in own:
             room -= len(name.encode()) + _TIME_BYTES
             if room < 0:
                 continue

@@ -19,6 +19,7 @@ from everflow.migration.holding import (
     seen_members,
     stand_still,
 )
+from everflow.migration.migrator import text_of_gone
 from everflow.protocol.messages import (
     COPIED,
     FILLED,
@@ -29,6 +30,7 @@ from everflow.protocol.messages import (
     parse_metadata,
 )
 from everflow.records import CommittedOffset, TaskId, TopicPartition
+from everflow.topology.idle_sources import MOST_BYTES
 from unit.manual_clock import ManualClock
 
 TASK_0, TASK_1 = TaskId(0, 0), TaskId(0, 1)
@@ -60,6 +62,20 @@ def test_an_application_that_has_gone_is_refused_with_where_it_is() -> None:
     assert refused.value.to == "shop-2"
     assert "shop-2" in str(refused.value)
     require_not_migrated("shop", {IN: CommittedOffset(7, format_metadata("a.1.0", {}))})
+
+
+def test_the_mark_of_one_that_has_gone_fits_beside_an_offset_with_the_times_there() -> None:
+    times = {f"NODE-{n:010d}": 1_700_000_000_000 for n in range(120)}
+    before = format_metadata("0123456789abcdef.1.0", times)
+    assert len(before) <= MOST_BYTES
+    text = text_of_gone("x" * 249, CommittedOffset(7, before))
+    assert len(text) <= MOST_BYTES
+    assert mark_in(text) == Mark(GONE, "x" * 249)
+    kept = parse_metadata(text).stream_times
+    assert 100 < len(kept) < len(times)
+    assert kept.items() <= times.items()
+    few = CommittedOffset(7, format_metadata("0123456789abcdef.1.0", {"NODE": 7}))
+    assert parse_metadata(text_of_gone("shop-2", few)).stream_times == {"NODE": 7}
 
 
 def seen(name: str, *owned: TaskId, active: frozenset[TaskId] = frozenset()) -> SeenMember:

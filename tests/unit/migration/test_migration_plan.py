@@ -20,7 +20,10 @@ from everflow import (
 from everflow.errors import MigrationError
 from everflow.migration.plan import Asked, MigrationPlan, Values, planned, stream_times
 from everflow.migration.programs import Form, Program, program_of
+from everflow.protocol.messages import FILLED, Mark, format_metadata
 from everflow.records import TaskId, TopicPartition
+from everflow.topology.compatibility import changes
+from everflow.topology.idle_sources import MOST_BYTES
 
 Build = Callable[[StreamsBuilder], Any]
 VALUE = serdes.json("a string, n bigint")
@@ -241,6 +244,22 @@ def test_stream_times_go_to_the_node_that_has_the_store() -> None:
     assert of_same[TaskId(1 - index, 3)] == {"other/idle": 5}
 
 
+@pytest.mark.parametrize("length", range(88, 134, 4))
+def test_a_mark_of_the_longest_name_fits_beside_an_offset(length: int) -> None:
+    """Brokers refuse a longer text, and layouts take what room the times of a task leave."""
+    topics = {f"in-{number}": 4 for number in range(24)}
+
+    def many(builder: StreamsBuilder) -> None:
+        for number, topic in enumerate(topics):
+            stream = builder.stream(topic, key=serdes.string(), value=VALUE)
+            stream.group_by_key().count(store=f"{number:0{length}d}")
+
+    new = program(many, "shop-2", **topics)
+    mark = Mark(FILLED, "x" * 249, planned(program(many, "shop", **topics), new).digest)
+    assert len(format_metadata(mark.batch_id, {}, new.layouts)) <= MOST_BYTES
+    assert new.layouts
+
+
 def test_another_plan_has_another_digest() -> None:
     one = plan(counted(), counted("totals"))
     assert one.digest == plan(counted(), counted("totals")).digest
@@ -260,6 +279,13 @@ def test_stores_of_the_same_types_are_not_guessed() -> None:
     said = refused(old, new)
     assert "--rename" in said
     assert "a, b" in said
+    checked = [
+        one
+        for one in changes(program(old, "shop").facts, program(new, "shop-2").facts)
+        if one.kind == "store"
+    ]
+    assert [(one.name, one.after) for one in checked] == [("a", "x, y"), ("b", "x, y")]
+    assert all(one.reason in said for one in checked), "check and migrate say the same"
     was = {move.store: move.was for move in plan(old, new, renames={"a": "y"}).moves}
     assert was == {"y": "a", "x": "b"}, "one is said, so the other is clear"
     found = plan(old, pair("y", "b"), renames={"a": ""})
@@ -371,7 +397,7 @@ def test_the_time_of_a_node_without_a_store_follows_it() -> None:
         [one.name for one in each.facts.nodes or () if "PROCESSOR" in one.name][-1]
         for each in (old, new)
     )
-    assert before in new.places, "another node has its name now"
+    assert before in new.times.places, "another node has its name now"
     assert before != after
     times = {TopicPartition("in", 2): {before: 7, f"{before}/method": 8}}
     found = stream_times(planned(old, new), old, new, times)

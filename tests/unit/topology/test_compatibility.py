@@ -477,3 +477,9 @@ def test_keys_that_are_spread_by_another_partitioner_leave_their_state(old: Any,
     assert effect_of(found(facts(spread(old)), facts(spread(old)))) is Effect.SAME
     without = facts(spread(old, state=False)), facts(spread(new, state=False))
     assert effect_of(found(*without)) is Effect.BOUNCE
+
+
+def test_an_application_does_not_keep_by_which_function_keys_are_spread() -> None:
+    """A digest of code would refuse starts that move no key (note 067)."""
+    old = application(kept_by(program(spread(by_length))))
+    assert grave(found(old, on_cluster(spread(by_first_letter)))) == set()

@@ -11,7 +11,7 @@ from everflow import (
 )
 from everflow.protocol.messages import format_metadata
 from everflow.topology.compatibility import layouts_to_keep
-from everflow.topology.idle_sources import MOST_BYTES, bytes_for_layouts, fitting
+from everflow.topology.idle_sources import MOST_BYTES, bytes_for_layouts, program_times
 from everflow.topology.store_layouts import TIMES, from_json, kept_text
 from everflow.topology.stream_times import timed_by, times_now, times_text
 from everflow.topology.subtopologies import cut
@@ -92,12 +92,16 @@ def test_times_of_nodes_that_are_gone_leave_room_for_what_is_beside_an_offset() 
     room = bytes_for_layouts(topology)
     stores = layouts_to_keep("app", topology, [])
     layouts = kept_text(stores, cut(topology), [], room)
-    nodes = {node.name for node in topology.nodes}
     own = {node_of_store(topology, f"a-long-name-{7:030d}"): 1_700_000_000_000}
     gone = {f"GONE-{n:010d}": 1_700_000_000_000 for n in range(300)}
-    wide = fitting({**gone, **own}, nodes, room - len(layouts))
+    (name,) = own
+    places = cut(topology).index_of
+    times = program_times(topology, places, layouts)
+    wide = times.fitting({**gone, **own}, places[name])
     assert own.items() <= wide.items()
     assert 0 < len(wide) - len(own) < 300
+    elsewhere = times.fitting({**gone, **own}, places[name] + 1)
+    assert len(elsewhere) < len(wide), "a node of another sub-topology takes room as one that went"
     assert len(format_metadata("0123456789abcdef-123456-0", wide, layouts)) <= MOST_BYTES
 
 

@@ -32,8 +32,8 @@ from everflow.protocol.messages import FILLED, GONE, mark_in, parse_metadata
 from everflow.records import CommittedOffset, Offsets, TaskId, TopicPartition
 from everflow.retry import StoppedError, attempting
 from everflow.setting_checks import reset_duration_ms
+from everflow.topology.idle_sources import ProgramTimes
 from everflow.topology.store_layouts import TIMES
-from everflow.topology.stream_times import times_now
 from everflow.worker import crash_points
 
 log = logging.getLogger("everflow")
@@ -111,10 +111,7 @@ class Recovery:
     timeout_ms: float
     stop: threading.Event
     new_incarnation: Callable[[], str]
-    timed: Mapping[str, str] = field(default_factory=dict)
-    """`timed_by` of the program."""
-    fitting: Callable[[Mapping[str, int]], dict[str, int]] = dict
-    """Stream times without those that would not fit beside an offset (`idle_sources.fitting`)."""
+    times: ProgramTimes
 
     def recover(
         self,
@@ -297,7 +294,7 @@ class Recovery:
                 task.positions[tp] = started[tp] = at
                 continue
             kept = parse_metadata(found.metadata)
-            times = times_now(kept.stream_times, kept.layouts.get(TIMES), self.timed)
+            times = self.times.now(kept.stream_times, kept.layouts.get(TIMES))
             for node, time_ms in times.items():
                 task.stream_times[node] = max(time_ms, task.stream_times.get(node, -1))
             start, end = spans[tp]
@@ -313,7 +310,7 @@ class Recovery:
                     f"{tp}: committed offset {found.offset} is beyond the end of the log ({end}): "
                     f"the topic was re-created or truncated. {start_over(self.application_id)}"
                 )
-        task.stream_times = self.fitting(task.stream_times)
+        task.stream_times = self.times.fitting(task.stream_times, task.id.subtopology)
 
     def _reset(self, tp: TopicPartition, span: tuple[int, int], why: str) -> int:
         policy = self.offset_reset.get(tp.topic, "earliest")

@@ -26,6 +26,8 @@ from everflow.retry import StoppedError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
+from everflow.topology.graph import Graph
+from everflow.topology.idle_sources import program_times
 from unit.manual_clock import ManualClock
 
 COUNTS = StoreSpec(name="s", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
@@ -134,6 +136,7 @@ def recovery(
         timeout_ms=timeout_ms,
         stop=threading.Event(),
         new_incarnation=lambda: "inc2",
+        times=program_times(Graph(()), {}, ""),
     )
 
 

@@ -14,7 +14,8 @@ from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.metrics import Metrics
 from everflow.protocol.messages import COMMITTED, BatchRequest, BatchResult
 from everflow.records import CommittedOffset, TaskId, TopicPartition
-from everflow.topology.idle_sources import IdleSource
+from everflow.topology.graph import Graph
+from everflow.topology.idle_sources import IdleSource, program_times
 from unit.manual_clock import ManualClock
 
 IN = TopicPartition("in", 0)
@@ -53,6 +54,7 @@ class World:
             timeout_ms=10_000,
             stop=threading.Event(),
             new_incarnation=lambda: next(self.incarnations),
+            times=program_times(Graph(()), {}, ""),
         )
         services = ThreadServices(
             open_job=self.open_job,
