@@ -38,8 +38,9 @@ class Decision:
     """What the leader decided for all members; they are called by name, tasks by id.
 
     ``before``: the members of its last decision, with what each ran; None: somebody else made that
-    one. ``withheld``: their owners give them up now. ``held_back``: for a lost instance. ``later``:
-    roles that are still to move."""
+    one. ``withheld``: their owners give them up now. ``held_back``: for a lost instance, or
+    ``held``, so that nobody runs them while a migration switches. ``later``: roles that are still
+    to move."""
 
     tasks: int
     members: Sequence[str]
@@ -47,6 +48,7 @@ class Decision:
     moved: Sequence[Route] = ()
     withheld: Sequence[str] = ()
     held_back: Sequence[str] = ()
+    held: Sequence[str] = ()
     warmups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     standbys: Mapping[str, Sequence[str]] = field(default_factory=dict)
     later: int = 0
@@ -85,8 +87,9 @@ class Rebalance:
     """One rebalance as one instance saw it. Tasks are ids, times epoch ms, durations ms.
 
     Attributes:
-        reason: ``start``, ``returned``, ``lost``, ``left``, ``joined``, ``follow-up``, ``asked`` or
-            ``other``; ``why``: the same for people. ``asked``: see `Join`.
+        reason: ``start``, ``returned``, ``lost``, ``migration``, ``left``, ``joined``,
+            ``follow-up``, ``asked`` or ``other``; ``why``: the same for people. ``asked``: see
+            `Join`.
         before, members: who took part, as far as it is known here: the leader of two rebalances in
             a row names all, else the ``application.server`` of those that have one. None: not
             known.
@@ -138,16 +141,22 @@ def task_names(tasks: Iterable[TaskId]) -> list[str]:
     return [str(task) for task in sorted(tasks)]
 
 
-def reason_of(asked: str, group_before: Group, group: Group) -> tuple[str, str]:
-    """The code and the text of a rebalance between two groups; the gravest cause is the code."""
+def reason_of(
+    asked: str, group_before: Group, group: Group, held: tuple[bool, bool] = (False, False)
+) -> tuple[str, str]:
+    """The code and the text of a rebalance between two groups; the gravest cause is the code.
+    ``held``: whether a migration held tasks before, and whether it does now."""
     before, now = group_before or {}, group or {}
     gone = {name: had for name, had in before.items() if now and name not in now}
     lost = [f"{name} (it ran {some(had)})" for name, had in sorted(gone.items()) if had]
     left = [name for name, had in sorted(gone.items()) if not had]
     new = [name for name in sorted(now) if before and name not in before]
-    causes = [("lost", "gone with its tasks", lost), ("left", "left", left)]
-    causes.append(("joined", "joined", new))
-    said = [(code, f"{word}: {some(names)}") for code, word, names in causes if names]
+    causes = [("left", "left", left), ("joined", "joined", new)]
+    said = [("lost", f"gone with its tasks: {some(lost)}")] if lost else []
+    if any(held):
+        does = "holds tasks" if held[1] else "holds tasks no more"
+        said.append(("migration", f"everflow migrate {does}"))
+    said += [(code, f"{word}: {some(names)}") for code, word, names in causes if names]
     if asked == FOLLOW_UP:
         said.append(("follow-up", asked))
     elif asked:
@@ -216,6 +225,7 @@ class RebalanceBook:
     _commits: dict[TaskId, float] = field(default_factory=dict)
     _owned: frozenset[TaskId] = frozenset()
     _hosts: Group = None
+    _held: bool = False
     _away: tuple[str, str] | None = ("start", "this instance joined")
     _restored_before: Restored = field(default_factory=Restored)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -231,7 +241,8 @@ class RebalanceBook:
             before, group, decision = self._hosts, join.hosts, join.decision
             if decision is not None and (decision.before is not None or not before):
                 before, group = decision.before, dict.fromkeys(decision.members, ())
-            reason, why = self._away or reason_of(join.asked, before, group)
+            held = self._held, decision is not None and bool(decision.held)
+            reason, why = self._away or reason_of(join.asked, before, group, held)
             gained, lost = now - self._owned, self._owned - now
             answered_ms = self.clock.monotonic_ms()
             draft = Rebalance(
@@ -262,6 +273,7 @@ class RebalanceBook:
                 waits=waits,
             )
             self._owned, self._hosts, self._away = now, join.hosts, None
+            self._held = held[1]
 
     def running(self) -> None:
         """All active tasks of this instance run."""

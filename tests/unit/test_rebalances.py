@@ -135,6 +135,25 @@ def test_an_instance_that_has_handed_over_left(kept: Kept) -> None:
     assert (record.before, record.members, record.gained) == (["one", "two"], ["one"], [])
 
 
+def test_rebalances_around_held_tasks_are_a_migration_s(kept: Kept) -> None:
+    """The migrator joins and holds, the owner gives up and says so, the migrator leaves."""
+    kept.settled(T0, T1, decision=decided(None, "one"))
+    holding = {"held_back": ["0_0", "0_1"], "held": ["0_0", "0_1"]}
+    kept.answered(decision=decided({"one": ["0_0", "0_1"]}, "one", "migrator", **holding))
+    both = {"one": [], "migrator": []}
+    kept.answered(
+        asked="revoked tasks are closed", decision=decided(both, "one", "migrator", **holding)
+    )
+    kept.answered(T0, T1, decision=decided(both, "one"))
+    kept.answered(T0, T1, decision=decided({"one": ["0_0", "0_1"], "two": []}, "one"))
+    found = kept.book.records()[1:]
+    assert [one.reason for one in found] == ["migration", "migration", "migration", "left"]
+    assert [one.decision.held for one in found if one.decision] == [["0_0", "0_1"]] * 2 + [()] * 2
+    assert "joined: migrator" in found[0].why
+    assert "revoked tasks are closed" in found[1].why
+    assert "left: migrator" in found[2].why
+
+
 def test_an_instance_that_vanished_with_its_tasks_is_lost(kept: Kept) -> None:
     kept.settled(T0)
     routes = [Route(tasks=["0_1", "0_2"], origin="two", to="one")]
@@ -260,18 +279,21 @@ def test_the_end_writes_what_goes_on_and_the_oldest_are_dropped(kept: Kept) -> N
 
 
 @pytest.mark.parametrize(
-    ("asked", "before", "now", "code", "named"),
+    ("asked", "before", "now", "held", "code", "named"),
     [
-        ("", None, None, "other", "another instance joined, left or asked"),
-        ("", {"a": []}, {"a": []}, "other", "another instance asked"),
-        ("this member drains", None, None, "asked", "this member drains"),
-        ("", {"a": ["0_0"], "b": []}, {"c": []}, "lost", "left: b; joined: c"),
-        (FOLLOW_UP, {"a": []}, {"a": [], "b": []}, "joined", f"joined: b; {FOLLOW_UP}"),
+        ("", None, None, (), "other", "another instance joined, left or asked"),
+        ("", {"a": []}, {"a": []}, (), "other", "another instance asked"),
+        ("this member drains", None, None, (), "asked", "this member drains"),
+        ("", {"a": ["0_0"], "b": []}, {"c": []}, (), "lost", "left: b; joined: c"),
+        (FOLLOW_UP, {"a": []}, {"a": [], "b": []}, (), "joined", f"joined: b; {FOLLOW_UP}"),
+        ("", {"a": ["0_0"], "b": []}, {"c": []}, (True, True), "lost", "left: b; joined: c"),
+        ("", {"a": []}, {"a": []}, (True, True), "migration", "holds tasks"),
+        ("", {"a": [], "b": []}, {"a": []}, (True, False), "migration", "left: b"),
     ],
 )
 def test_the_gravest_cause_is_the_reason(
-    asked: str, before: Any, now: Any, code: str, named: str
+    asked: str, before: Any, now: Any, held: tuple[bool, bool] | tuple[()], code: str, named: str
 ) -> None:
-    reason, why = reason_of(asked, before, now)
+    reason, why = reason_of(asked, before, now, held or (False, False))
     assert reason == code
     assert why.endswith(named)

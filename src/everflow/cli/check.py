@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,19 +17,16 @@ from everflow.cli.commands import (
     echo,
     own_status,
 )
-from everflow.errors import ConfigError, TopologyError
+from everflow.errors import ApplicationMigratedError, ConfigError
 
 if TYPE_CHECKING:
     from everflow.config import StreamsConfig
+    from everflow.console.status import StatusLine
     from everflow.kafka.admin import ClusterAdmin
     from everflow.topology.program import Topology
     from everflow.topology.program_facts import ProgramFacts
 
-_READ = "from everflow.cli.check import print_facts; print_facts()"
-_BEGIN = "everflow program "
-"""Begins the line with a program's facts: a program may print while it is imported."""
 _ASK_S = 20.0
-_LOADING_S = 2.0
 
 Programs = Annotated[
     list[str],
@@ -68,25 +62,19 @@ def check(
             code="EF-USAGE",
         )
     if application_id is None:
-        with (
-            own_status() as status,
-            status.waiting(f"loading {' and '.join(programs)}", after_s=_LOADING_S),
-        ):
-            old, new = _loaded(programs)
+        with own_status() as status:
+            old, new = _facts([(program, None) for program in programs], status)
     else:
         with cluster.connected() as (config, admin, status):
             topics = {name: shape.partitions for name, shape in admin.list_topics().items()}
             old, before = facts_of_group(application_id, topics, config, admin)
-            with status.waiting(f"loading {programs[0]}", after_s=_LOADING_S):
-                (new,) = _loaded(
-                    programs,
-                    {
-                        "application_id": application_id,
-                        "topics": topics,
-                        "before": before,
-                        "optimization": config.optimization,
-                    },
-                )
+            given = {
+                "application_id": application_id,
+                "topics": topics,
+                "before": before,
+                "optimization": config.optimization,
+            }
+            (new,) = _facts([(programs[0], given)], status)
         if not old.stores_known:
             echo(_little_known(application_id, old), err=True)
     found = changes(old, new)
@@ -98,15 +86,29 @@ def facts_of_group(
     application_id: str, topics: Mapping[str, int], config: StreamsConfig, admin: ClusterAdmin
 ) -> tuple[ProgramFacts, dict[str, int]]:
     """What the brokers know of an application, and how many partitions of its inputs it has read.
-    ConfigError: nothing; RetriableError."""
+    ConfigError: nothing; ApplicationMigratedError; RetriableError."""
     from everflow.cli.cluster_reset import leftovers
-    from everflow.protocol.messages import COPIED, mark_in, of_kafka_streams, parse_metadata
+    from everflow.protocol.messages import (
+        COPIED,
+        GONE,
+        mark_in,
+        of_kafka_streams,
+        parse_metadata,
+    )
     from everflow.topology.grown_topics import read_before
     from everflow.topology.known_programs import facts_of_application
     from everflow.topology.store_layouts import from_json
 
     found = admin.committed(application_id, None, _ASK_S, stable=False)
     marks = {tp: mark_in(one.metadata) for tp, one in found.items()}
+    for mark in marks.values():
+        if mark is not None and mark.kind == GONE:
+            raise ApplicationMigratedError(
+                f"Application {application_id} was migrated to {mark.application_id}, and no "
+                f"program starts under its application.id any more. Compare with the one that goes "
+                f"on: --application-id {mark.application_id}",
+                to=mark.application_id,
+            )
     # Without a migration's positions in the changelogs that it has copied.
     committed = {tp: found[tp] for tp, mark in marks.items() if mark is None or mark.kind != COPIED}
     if not committed:
@@ -141,58 +143,22 @@ def _little_known(application_id: str, facts: ProgramFacts) -> str:
     )
 
 
-def _loaded(targets: list[str], cluster: Mapping[str, object] | None = None) -> list[ProgramFacts]:
-    """The facts of programs, each loaded in its own process: two versions have modules of one name.
-    ``cluster``: as `facts_on_cluster`. TopologyError with what the process says where one cannot be
-    loaded, or not run there."""
+def _facts(
+    asked: Sequence[tuple[str, Mapping[str, object] | None]], status: StatusLine
+) -> list[ProgramFacts]:
+    from everflow.cli.program_processes import read
     from everflow.topology.program_facts import from_json
 
-    given = None if cluster is None else json.dumps(cluster)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", _READ, target],
-            stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for target in targets
-    ]
-    answers = [process.communicate(given) for process in processes]
-    found = []
-    for target, process, (out, err) in zip(targets, processes, answers, strict=True):
-        lines = [line for line in out.splitlines() if line.startswith(_BEGIN)]
-        if process.returncode or not lines:
-            raise TopologyError(
-                f"{target} cannot be {'loaded' if cluster is None else 'compared'} (exit code "
-                f"{process.returncode}):\n{err.strip()}",
-                code="EF-PROGRAM",
-            )
-        found.append(from_json(lines[-1].removeprefix(_BEGIN)))
-    return found
+    return [from_json(text.decode()) for text in read(f"{__name__}:facts_text", asked, status)]
 
 
-def print_facts() -> None:
-    """The process of one program: prints its facts, as they are on the cluster of its input."""
-    from everflow.cli.commands import errors_for_people
-    from everflow.cli.program import load_topology
-    from everflow.spark.session import get_context
+def facts_text(topology: Topology, cluster: Mapping[str, Any] | None) -> bytes:
+    """A program's facts, as they are on the cluster (`facts_on_cluster`) where there is one."""
     from everflow.topology.program_facts import facts_of, to_json
     from everflow.topology.subtopologies import cut
 
-    try:
-        with errors_for_people(False):
-            cluster = json.loads(sys.stdin.read() or "null")
-            topology = load_topology(sys.argv[1], start_spark=get_context)
-            facts = (
-                facts_of(cut(topology))
-                if cluster is None
-                else facts_on_cluster(topology, **cluster)
-            )
-            text = to_json(facts)
-    except typer.Exit as failed:
-        sys.exit(failed.exit_code)
-    print(f"{_BEGIN}{text}", flush=True)
+    facts = facts_of(cut(topology)) if cluster is None else facts_on_cluster(topology, **cluster)
+    return to_json(facts).encode()
 
 
 def facts_on_cluster(

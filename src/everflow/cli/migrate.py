@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,19 +26,20 @@ from everflow.cli.commands import (
     show,
 )
 from everflow.errors import ConfigError, MigrationError, TopologyError
+from everflow.logs import counted
 from everflow.stop_signals import StopRequestedError
 
 if TYPE_CHECKING:
     from everflow.config import StreamsConfig
+    from everflow.console.status import StatusLine
     from everflow.kafka.admin import ClusterAdmin
     from everflow.migration.migrator import Migrator
     from everflow.migration.plan import Asked
     from everflow.migration.programs import Program
-    from everflow.records import CommittedOffset, TopicPartition
+    from everflow.topology.program import Topology
 
-_WRITE = "from everflow.cli.migrate import write_program; write_program()"
-_LOADING_S = 2.0
 _BACK_S = 60.0
+_SILENT_S = 1.0
 
 OldId = Annotated[str, typer.Argument(metavar="OLD_ID", help="application.id of the old version.")]
 OldProgram = Annotated[
@@ -136,20 +133,19 @@ def migrate(
     from everflow.migration.migrator import Migrator
     from everflow.migration.plan import planned, shown
 
-    functions = carrying.functions()
+    functions = {} if back else carrying.functions()
     with ExitStack() as stack:
         config = _config(cluster, application_id)
         check_clients(config)
         status = stack.enter_context(own_status())
         admin = stack.enter_context(connected(config, status))
         topics = {name: shape.partitions for name, shape in admin.list_topics().items()}
-        with status.waiting(f"loading {from_} and {new_program}", after_s=_LOADING_S):
-            asked_of = [(from_, old_id), (new_program, application_id)]
-            old, new = _programs(asked_of, topics, config)
-        plan = planned(old, new, carrying.asked())
         if back:
-            _give_up(config, admin, new, yes)
+            _give_up(old_id, config, admin, topics, yes, status)
             return None
+        asked_of = [(from_, old_id), (new_program, application_id)]
+        old, new = _programs(asked_of, topics, config, status)
+        plan = planned(old, new, carrying.asked())
         migrator = Migrator(
             config=config,
             plan=plan,
@@ -231,89 +227,94 @@ def _function(store: str, target: str) -> Callable[[Any], Any]:
 
 
 def _programs(
-    asked: Sequence[tuple[str, str]], topics: Mapping[str, int], config: StreamsConfig
+    asked: Sequence[tuple[str, str]],
+    topics: Mapping[str, int],
+    config: StreamsConfig,
+    status: StatusLine,
 ) -> list[Program]:
-    """The programs, each read in its own process: two versions have modules of one name."""
+    """Of targets and their application ids."""
+    from everflow.cli.program_processes import read
     from everflow.travel.pickled_objects import PickledObjects
 
-    found = []
-    with tempfile.TemporaryDirectory(prefix="everflow-migrate-") as folder:
-        for target, application_id in asked:
-            file = Path(folder) / application_id
-            given = {
-                "application_id": application_id,
-                "topics": topics,
-                "optimization": config.optimization,
-                "topic_config": config.topic(),
-                "additional_retention_ms": config.windowstore_changelog_additional_retention_ms,
-            }
-            done = subprocess.run(
-                [sys.executable, "-c", _WRITE, target, str(file)],
-                input=json.dumps(given),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                check=False,
-            )
-            if done.returncode or not file.is_file():
-                raise TopologyError(
-                    f"{target} cannot be loaded (exit code {done.returncode}):\n"
-                    f"{done.stderr.strip()}",
-                    code="EF-PROGRAM",
-                )
-            found.append(PickledObjects(file.read_bytes(), name="").copy())
-    return found
+    on_cluster = {
+        "topics": topics,
+        "optimization": config.optimization,
+        "topic_config": config.topic(),
+        "additional_retention_ms": config.windowstore_changelog_additional_retention_ms,
+    }
+    given = [(target, {"application_id": group, **on_cluster}) for target, group in asked]
+    return [
+        PickledObjects(data, name="").copy()
+        for data in read(f"{__name__}:packed_program", given, status)
+    ]
 
 
-def write_program() -> None:
-    """The process of one program: writes what the migrator needs of it into a file."""
-    from everflow.cli.commands import errors_for_people
-    from everflow.cli.program import load_topology
+def packed_program(topology: Topology, given: Mapping[str, Any]) -> bytes:
+    """What the migrator needs of a program."""
     from everflow.migration.programs import program_of
-    from everflow.spark.session import get_context
     from everflow.travel.pickled_objects import PickledObjects
 
-    try:
-        with errors_for_people(False):
-            given = json.loads(sys.stdin.read())
-            topology = load_topology(sys.argv[1], start_spark=get_context)
-            data = PickledObjects.of(program_of(topology, **given)).data
-            Path(sys.argv[2]).write_bytes(data)
-    except typer.Exit as failed:
-        sys.exit(failed.exit_code)
+    return PickledObjects.of(program_of(topology, **given)).data
 
 
-def _give_up(config: StreamsConfig, admin: ClusterAdmin, new: Program, yes: bool) -> None:
-    """Delete what a migration has made. MigrationError where it has switched, or instances run."""
+def _give_up(
+    old_id: str,
+    config: StreamsConfig,
+    admin: ClusterAdmin,
+    topics: Mapping[str, int],
+    yes: bool,
+    status: StatusLine,
+) -> None:
+    """Delete what a migration has made; no program is read, as the one that made it may not load,
+    or be refused now. MigrationError where it has switched, or instances run."""
+    from everflow.cli.cluster_reset import leftovers
     from everflow.kafka.writing.transaction import fence_all
     from everflow.migration.migrator import transactional_id
     from everflow.protocol.messages import COPIED, FILLED, mark_in
 
-    group = new.application_id
-    found: Mapping[TopicPartition, CommittedOffset] = {}
+    group = config.application_id
+    lasting = partial(status.waiting, after_s=_SILENT_S)
     for fenced in (False, True):
         if fenced:
             # Of a migrator that runs, or was killed at its commit, the switch is over, or never is.
-            fence_all(config.producer(), [transactional_id(group)], _BACK_S)
-        found = admin.committed(group, None, _BACK_S, stable=fenced)
-        kinds = {mark.kind if (mark := mark_in(one.metadata)) else "" for one in found.values()}
+            with lasting(f"ending what the migration into {group} still writes"):
+                fence_all(config.producer(), [transactional_id(group)], _BACK_S)
+        with lasting(f"reading the offsets of {group}"):
+            found = admin.committed(group, None, _BACK_S, stable=fenced)
+        marks = [mark_in(one.metadata) for one in found.values()]
+        kinds = {mark.kind if mark else "" for mark in marks}
         if kinds - {FILLED, COPIED}:
             raise MigrationError(
                 f"{group} has run: the switch took place, or it is another application. Nothing "
                 f"was deleted.",
                 code="EF-MIGRATION-PLAN",
             )
-    if members := admin.members(group, _BACK_S):
-        raise MigrationError(
-            f"{len(members)} instances of {group} run. Stop them first. Nothing was deleted.",
-            code="EF-MIGRATION-MEMBERS",
-        )
-    named = [*new.internal.repartition, *new.internal.changelog]
-    there = sorted(admin.describe_topics(named))
+        sources = {mark.application_id for mark in marks if mark and mark.kind == FILLED}
+        if sources - {old_id}:
+            raise MigrationError(
+                f"{group} is being filled from {', '.join(sorted(sources))}, not from {old_id}. "
+                f"Nothing was deleted.",
+                code="EF-MIGRATION-PLAN",
+            )
+        with lasting(f"asking who is in the group {group}"):
+            members = admin.members(group, _BACK_S)
+        if members:
+            raise MigrationError(
+                f"The group {group} has {counted(len(members), 'member')}. Stop its instances "
+                f"first (one that was killed stays until its session.timeout.ms is over). Nothing "
+                f"was deleted.",
+                code="EF-MIGRATION-MEMBERS",
+            )
+    if not found:
+        echo(f"no migration into {group} is under way: nothing was deleted", err=True)
+        return
+    with lasting("asking which groups there are"):
+        others = admin.groups(_BACK_S)
+    there = [one.topic for one in leftovers(group, topics, (), others) if not one.group]
     for line in [*(f"  delete topic {name}" for name in there), f"  delete group {group}"]:
         echo(line, err=True)
-    require_yes(yes, "Do it? The old version is not concerned.", "nothing was changed")
-    admin.delete_topics(there, _BACK_S)
-    if found:
+    require_yes(yes, f"Do it? {old_id} is not concerned.", "nothing was changed")
+    with lasting(f"deleting {counted(len(there), 'topic')} and the group {group}"):
+        admin.delete_topics(there, _BACK_S)
         admin.delete_group(group, _BACK_S)
-    echo(f"the migration into {group} was given up", err=True)
+    echo(f"the migration into {group} was given up, and {old_id} goes on", err=True)

@@ -442,7 +442,7 @@ class MemberAssignor:
         decided = holding(decided, held, cluster.tasks)
         if held:
             cluster = replace(cluster, held_back=cluster.held_back | held)
-        self.decision = decision_of(self._known, cluster, decided)
+        self.decision = decision_of(self._known, cluster, decided, held)
         if rebalance_log.isEnabledFor(logging.INFO):
             text = decision_text(self.decision)
             rebalance_log.info("The leader decides: %s", text, extra=ABOUT_ASSIGNMENT)
@@ -552,7 +552,12 @@ def name_of(member_id: str, endpoint: str) -> str:
     return f"{short} ({endpoint})" if endpoint else short
 
 
-def decision_of(before: Known, cluster: ClusterState, decided: Assignment) -> Decision:
+def decision_of(
+    before: Known,
+    cluster: ClusterState,
+    decided: Assignment,
+    held: Collection[TaskId] = frozenset(),
+) -> Decision:
     """``before`` is empty where this member did not make the last decision."""
     names = {m.member_id: name_of(m.member_id, m.endpoint) for m in cluster.members}
 
@@ -567,6 +572,7 @@ def decision_of(before: Known, cluster: ClusterState, decided: Assignment) -> De
         moved=_moved(before, cluster, decided, names),
         withheld=task_names(decided.withheld),
         held_back=task_names(cluster.held_back),
+        held=task_names(held),
         warmups=by_name(decided.warmup),
         standbys=by_name(decided.standby),
         later=decided.movements - len(decided.withheld),
@@ -590,8 +596,10 @@ def decision_text(decision: Decision) -> str:
             f"being handed over: {some(decision.withheld)} (their owners finish, the next "
             f"rebalance gives them on)"
         )
-    if decision.held_back:
-        parts.append(f"held back for now: {some(decision.held_back)}")
+    if decision.held:
+        parts.append(f"held for everflow migrate: {some(decision.held)}")
+    if waiting := [task for task in decision.held_back if task not in decision.held]:
+        parts.append(f"held back for now: {some(waiting)}")
     warming = [f"{task} on {name}" for name, tasks in decision.warmups.items() for task in tasks]
     parts += [f"warm-ups: {some(warming)}"] * bool(warming)
     if decision.later > 0:

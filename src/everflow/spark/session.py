@@ -19,6 +19,7 @@ from weakref import WeakSet
 from py4j import java_gateway
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
+from pyspark import java_gateway as java_gateway_of_pyspark
 from pyspark.core.context import DEFAULT_CONFIGS
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
@@ -362,7 +363,41 @@ def get_context(slots: int | None = None, stop: threading.Event | None = None) -
     set meanwhile, ends it too, with some error of PySpark's.
     """
     with _lock:
-        return _running() or _start(max(slots or 0, DEFAULT_SLOTS), {}, stop)
+        if (running := _running()) is not None:
+            return running
+        if _lender is not None:
+            return _borrowed(*_lender())
+        return _start(max(slots or 0, DEFAULT_SLOTS), {}, stop)
+
+
+Gateway = tuple[int, str]
+"""The port and the secret by which py4j comes to Spark's JVM."""
+_lender: Callable[[], Gateway] | None = None
+
+
+def borrow(ask: Callable[[], Gateway]) -> None:
+    """From now on `get_context` takes the Spark of another process of everflow's, which lives
+    longer than this one; ``ask`` says where it is."""
+    global _lender
+    _lender = ask
+
+
+def gateway_of(context: SparkContext) -> Gateway:
+    parameters = context._gateway.gateway_parameters  # type: ignore[union-attr]
+    return int(parameters.port), str(parameters.auth_token)
+
+
+def _borrowed(port: int, secret: str) -> SparkContext:
+    prepare_environment()
+    hush_py4j()
+    os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"] = str(port), secret
+    launcher: Any = java_gateway_of_pyspark
+    with waiting("starting Spark"), real_one_starts(), interrupt_kept():
+        gateway = launcher.launch_gateway()
+        running = gateway.jvm.org.apache.spark.SparkContext.getOrCreate()
+        jsc = gateway.jvm.JavaSparkContext.fromSparkContext(running)
+        conf = SparkConf(_jvm=gateway.jvm, _jconf=jsc.getConf())
+        return _ready(SparkContext(conf=conf, gateway=gateway, jsc=jsc))
 
 
 def launch_ahead() -> None:
@@ -420,7 +455,6 @@ def _running() -> SparkContext | None:
 def _start(
     slots: int, wanted: Mapping[str, str], stop: threading.Event | None = None
 ) -> SparkContext:
-    global _plain
     logs.install()
     hush_py4j()
     settings = _launch_settings(slots, wanted)
@@ -433,12 +467,17 @@ def _start(
     ):
         context = SparkContext(conf=settings)
         context.setLogLevel("ERROR")
-        _prepared.add(context)  # what its JVM says goes to the log file, all of it
-        hush_accumulators(context)
-        # By one call: ``getConf().getAll()`` asks the JVM some hundred times.
-        lines = context._conf.toDebugString().splitlines()
-        _plain = context if is_plain(line.partition("=")[0] for line in lines) else None
-        return context
+        return _ready(context)
+
+
+def _ready(context: SparkContext) -> SparkContext:
+    global _plain
+    _prepared.add(context)  # what its JVM says goes to the log file, all of it
+    hush_accumulators(context)
+    # By one call: ``getConf().getAll()`` asks the JVM some hundred times.
+    lines = context._conf.toDebugString().splitlines()
+    _plain = context if is_plain(line.partition("=")[0] for line in lines) else None
+    return context
 
 
 def is_plain(settings: Iterable[str]) -> bool:

@@ -8,8 +8,10 @@ from threading import Thread
 
 import pytest
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 from everflow import KafkaStreams
+from everflow.cli import app as commands
 from everflow.errors import ApplicationMigratedError, EverflowError, StateFormatError
 from everflow.instance.topics import internal_topics
 from everflow.migration.copying import COPIED_CHUNK, SENT
@@ -84,6 +86,11 @@ def test_an_operator_is_inserted_and_a_store_renamed_while_both_run(migration: M
     with pytest.raises(ApplicationMigratedError) as refused:
         found.before.instance(found.topology(COUNTS)).start()
     assert refused.value.to == found.after.id
+    asked = ["check", "old.py:topology", "--application-id", found.before.id]
+    brokers = ["--bootstrap-servers", found.cluster.bootstrap]
+    checked = CliRunner().invoke(commands.app, [*asked, *brokers])
+    assert checked.exit_code == 1
+    assert f"--application-id {found.after.id}" in " ".join(checked.output.split())
 
 
 def planned_by_values(found: Migration) -> None:
@@ -356,6 +363,8 @@ def test_a_function_that_raises_for_one_value_leaves_the_old_version_running(
         found.write([text("w7", "v", 2_000, 0)])
         found.before.until_processed(old, found.source, f"{found.before.id}-again-repartition")
         assert found.cluster.longs(found.out) == {b"w7": 8}
+        (found.folder / "carried.py").write_text("import there_is_no_such_module\n")
+        (found.folder / "new.py").write_text("no Python at all")  # nothing is read to go back
         code, said = found.told("--values", "counts=carried:value", "--back")
         assert code == 0, said
         assert f"{found.after.id}-counts-changelog" not in found.cluster.topics()

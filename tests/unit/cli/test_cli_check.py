@@ -8,6 +8,7 @@ from typer.testing import CliRunner, Result
 
 from everflow.cli import commands
 from everflow.cli.app import app
+from everflow.spark.session import get_context
 
 PROGRAM = """
 from everflow import StreamsBuilder, serdes
@@ -15,6 +16,19 @@ print("a program may print")
 builder = StreamsBuilder()
 words = builder.stream("in", key=serdes.string(), value=serdes.string())
 words.group_by_key().count(store={store!r}).to_stream().to("out")
+"""
+
+
+COLUMNS = """
+from pathlib import Path
+from pyspark import SparkContext
+from pyspark.sql import functions as F
+from everflow import StreamsBuilder, agg, serdes
+builder = StreamsBuilder()
+views = builder.stream("in", key=serdes.string(), value=serdes.json("page string, ms {type}"))
+by_page = views.group_by(F.lower("value.page"), name="by-page")
+by_page.aggregate(ms=agg.max("value.ms"), store="views").to_stream().to("out")
+Path(__file__).with_suffix(".spark").write_text(SparkContext._active_spark_context.applicationId)
 """
 
 
@@ -41,6 +55,19 @@ def test_two_versions_of_one_module_are_compared() -> None:
     data = json.loads(other.stdout)
     assert data["verdict"] == "migration"
     assert [(one["name"], one["after"]) for one in data["changes"]] == [("counts", "totals")]
+
+
+def test_programs_with_columns_share_one_spark(folder: Path) -> None:
+    for version, kind in (("old", "int"), ("new", "bigint")):
+        (folder / version / "app.py").write_text(COLUMNS.format(type=kind))
+    found = check("old/app.py:builder", "new/app.py:builder", "--output", "json")
+    assert found.exit_code == 1, found.output
+    stores = [one for one in json.loads(found.stdout)["changes"] if one["kind"] == "store"]
+    assert [(one["name"], one["before"], one["after"]) for one in stores] == [
+        ("views", "value ms int (max)", "value ms bigint (max)")
+    ]
+    asked = {(folder / name / "app.spark").read_text() for name in ("old", "new")}
+    assert asked == {get_context().applicationId}
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ from everflow.membership.own_assignor import (
     decision,
     patience_s,
 )
+from everflow.rebalances import task_names
 from everflow.records import TaskId, TopicPartition
 from everflow.testing.waiting import wait_until
 from unit.manual_clock import ManualClock
@@ -501,6 +502,17 @@ def test_a_lost_instance_s_tasks_count_while_they_are_held_back() -> None:
     held = dataclasses.replace(cluster(ONE), held_back=REST)
     text = decision_text(decision_of({}, held, Assignment(active={ONE.member_id: FIRST})))
     assert re.fullmatch("8 tasks on 1 instance; held back .*: 0_4, 0_5, 0_6, 0_7", text)
+
+
+def test_tasks_that_a_migration_holds_are_not_those_of_a_lost_instance() -> None:
+    both = dataclasses.replace(cluster(ONE), held_back=FIRST | REST)
+    found = decision_of({}, both, Assignment(active={ONE.member_id: frozenset()}), REST)
+    assert (found.held, found.held_back) == (task_names(REST), task_names(FIRST | REST))
+    text = decision_text(found)
+    assert re.fullmatch(
+        "8 tasks on 1 instance; held for .*: 0_4, 0_5, 0_6, 0_7; held back .*: 0_0, 0_1, 0_2, 0_3",
+        text,
+    )
 
 
 def test_a_task_that_was_handed_over_comes_from_who_had_it() -> None:
