@@ -196,6 +196,17 @@ class RecordError(FatalError, code="EF-RECORD"):
         self.topic, self.partition, self.offset, self.node = topic, partition, offset, node
 
 
+class PunctuatorError(_DetailedError, code="EF-USER-FUNCTION"):
+    """A call of a processor's method with ``@punctuate`` failed, and the processing exception
+    handler does not skip it. The message names method, line, node, task and time; there is no
+    record. Nothing of its micro-batch was written.
+
+    Attributes: partitions: the inputs of its task.
+    """
+
+    partitions: tuple[TopicPartition, ...] = ()
+
+
 class RecordTimeError(FatalError, code="EF-RECORD-TIME"):
     """A record's time is negative, and the source's extractor neither replaces it nor skips the
     record; or the time is beyond the year 294247, which Spark cannot store (usually a producer

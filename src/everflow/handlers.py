@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from everflow.errors import ConfigError, FatalError
-from everflow.user_program import error_text, shown
+from everflow.user_program import ANY_FAILURE, error_text, shown
 
 DESERIALIZATION = "deserialization"
 PROCESSING = "processing"
@@ -270,7 +270,7 @@ class Handlers:
         handler = self._handler(context.stage, context.processor_node_id)
         try:
             response = handler(context, error)
-        except Exception as failure:
+        except ANY_FAILURE as failure:
             raise FatalError(
                 f"The {context.stage} exception handler failed itself, on {context.subject} "
                 f"({error_text(error)}): {error_text(failure)}"

@@ -147,6 +147,11 @@ def class_of(error: BaseException) -> str:
     return writable(f"{kind.__module__}.{kind.__qualname__}")
 
 
+ANY_FAILURE = (Exception, SystemExit)
+"""What the user's code raises that is called on a thread of everflow: ``sys.exit()`` there would
+end that thread alone, and nobody would hear of it."""
+
+
 class ListenerGuard:
     """Around a listener, any thread. Of a call's failures the 1st, 2nd, 4th, 8th... are logged."""
 
@@ -158,7 +163,7 @@ class ListenerGuard:
     def tell(self, event: str, call: Callable[[], object]) -> None:
         try:
             call()
-        except Exception as error:  # the user's code must not stop the instance
+        except ANY_FAILURE as error:  # the user's code must not stop the instance
             with self._lock:
                 self._failures[event] += 1
                 count = self._failures[event]
@@ -167,13 +172,12 @@ class ListenerGuard:
             line = traceback.extract_tb(error.__traceback__)[-1]
             times = "" if count == 1 else f", for the {count}th time"
             log.error(
-                "The %s failed in %s at %s:%s%s: %s: %s. Processing goes on.",
+                "The %s failed in %s at %s:%s%s: %s. Processing goes on.",
                 self._listener,
                 event,
                 line.filename,
                 line.lineno,
                 times,
-                type(error).__name__,
-                error,
+                error_text(error),
                 exc_info=True,
             )

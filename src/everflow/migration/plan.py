@@ -149,9 +149,8 @@ class MigrationPlan:
 def planned(old: Program, new: Program, asked: Asked = Asked()) -> MigrationPlan:
     """MigrationError, with all that cannot be carried and why."""
     was, refusals = _names(old, new, asked.renames)
-    unknown = {*asked.functions, *asked.shorter} - new.stores.keys()
-    if unknown:
-        raise _refused(old, [f"the new program has no store {', '.join(sorted(unknown))}"])
+    if unknown := sorted({*asked.functions, *asked.shorter} - new.stores.keys()):
+        raise _refused(old, [_not_there("new", new, name) for name in unknown])
     moves: list[StoreMove] = []
     left_out: list[TopicMove] = []
     for name in sorted(was):
@@ -183,7 +182,7 @@ def planned(old: Program, new: Program, asked: Asked = Asked()) -> MigrationPlan
         waiting=waiting,
         drained=drained,
         fresh=_fresh(old, new, was),
-        left=tuple(sorted(old.stores.keys() - set(was.values()))),
+        left=tuple(sorted(_left(old, new, was))),
         subtopologies={after: before for before, after in pairs.items()},
         clocks=same_nodes(old.facts, new.facts, names),
         digest=blake2b(what.encode(), digest_size=8).hexdigest(),
@@ -209,7 +208,7 @@ def _names(
     for before, after in renames.items():
         for name, program, which in ((before, old, "old"), (after, new, "new")):
             if name and name not in program.stores:
-                raise _refused(old, [f"--rename: the {which} program has no store {name}"])
+                raise _refused(old, [f"--rename: {_not_there(which, program, name)}"])
     found = {after: before for before, after in renames.items() if after}
     for name in new.stores:
         if name in old.stores and name not in renames and name not in found:
@@ -224,6 +223,12 @@ def _names(
     return found, sorted(which_is_which(*one) for one in again.unclear)
 
 
+def _not_there(which: str, program: Program, name: str) -> str:
+    if name in program.unlogged:
+        return f"store {name} of the {which} program has no changelog, so nothing of it is carried"
+    return f"the {which} program has no store {name}"
+
+
 def _fresh(old: Program, new: Program, was: Mapping[str, str]) -> dict[str, str]:
     """Stores that begin empty, with the reason."""
     found = dict.fromkeys(sorted(new.stores.keys() - was.keys()), "it is new")
@@ -232,6 +237,12 @@ def _fresh(old: Program, new: Program, was: Mapping[str, str]) -> dict[str, str]
     return found | dict.fromkeys(
         sorted(new.unlogged), "it has no changelog, so what it contains stays with the old version"
     )
+
+
+def _left(old: Program, new: Program, was: Mapping[str, str]) -> set[str]:
+    """Old stores of which nothing is in the new program; those that begin empty are in `_fresh`."""
+    gone = old.unlogged - new.stores.keys()
+    return (old.stores.keys() - set(was.values()) | gone) - new.unlogged
 
 
 def _move(

@@ -433,6 +433,7 @@ class GroupRun:
                     where=() if op.where is None else (op.where,),
                     details=stack_of(cause),
                     exception=class_of(cause),
+                    partitions=tuple(inputs),
                     judged=True,
                 )
             ) from cause

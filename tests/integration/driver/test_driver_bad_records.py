@@ -293,17 +293,6 @@ class TestHandlers:
         ):
             piped(driver, {"n": -1})
 
-    def test_a_handler_that_fails_itself_is_told_with_both_errors(self) -> None:
-        def broken(context: ErrorHandlerContext, error: BaseException) -> Response:
-            raise RuntimeError("no handler today")
-
-        topology = mapped(PROGRAMS["function"])
-        with (
-            TopologyTestDriver(topology, exception_handlers={"processing": broken}) as driver,
-            pytest.raises(FatalError, match="handler"),
-        ):
-            piped(driver, {"n": -1})
-
     def test_an_operator_has_its_own(self) -> None:
         builder = StreamsBuilder()
         stream = builder.stream("in", key=serdes.string(), value=VALUE)
@@ -321,6 +310,24 @@ class TestHandlers:
             piped(driver, {"n": -1})
         with pytest.raises(ConfigError, match="parse"):
             TopologyTestDriver(topology, exception_handlers={"processing": {"prase": "fail"}})
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("no handler today"), SystemExit("today"), 7])
+def test_a_handler_that_fails_itself_is_told_with_both_errors(failure: Any) -> None:
+    def broken(context: ErrorHandlerContext, error: BaseException) -> Response:
+        if isinstance(failure, BaseException):
+            raise failure
+        answer: Response = failure
+        return answer
+
+    topology = mapped(PROGRAMS["function"])
+    with (
+        TopologyTestDriver(topology, exception_handlers={"processing": broken}) as driver,
+        pytest.raises(FatalError, match="handler") as found,
+    ):
+        piped(driver, {"n": -1})
+    assert "no such n" in str(found.value), "the record's error"
+    assert repr(failure) in str(found.value) or str(failure) in str(found.value)
 
 
 TEXT = serdes.string()

@@ -17,7 +17,7 @@ from everflow.records import TaskId
 from everflow.testing import wait_until
 from integration.from_before import made_state
 from integration.from_before.group_bytes import COUNTS, TASKS, Instance
-from integration.lifecycle.lifecycle_cluster import Cluster
+from integration.lifecycle.lifecycle_cluster import GUARANTEES, Cluster
 from integration.lifecycle.migrating import POINT_S, Migration, process_id_in
 
 TESTS = Path(__file__).parents[2]
@@ -126,7 +126,7 @@ def test_they_read_each_other_s_bytes(before: Path, leads: str) -> None:
 class Shared(Migration):
     """Its instances `a` and `b` have state folders of their own; each is of either version."""
 
-    def start(self, name: str, release: Path | None) -> psutil.Process:
+    def start(self, name: str, release: Path | None) -> psutil.Popen:
         return self.start_version("old", self.folder / name, release)
 
     def stop(self, process: psutil.Process) -> None:
@@ -159,17 +159,35 @@ class Shared(Migration):
 
         return wait_until(shared, POINT_S, f"{names} to share the tasks", self.last_lines)
 
+    def until_ended_with(self, process: psutil.Popen, code: str) -> None:
+        """By itself, with this error."""
+        ended = f"the process to end with {code}"
+        wait_until(lambda: process.poll() is not None, POINT_S, ended, self.last_lines)
+        assert process.poll() == 1, self.last_lines()
+        assert code in (self.folder / "old.log").read_text()
+
     def last_lines(self) -> list[str]:
         return (self.folder / "old.log").read_text().splitlines()[-60:]
 
+    def require_counted_once(self) -> None:
+        super().require_counted_once()
+        assert self.cluster.longs(f"{self.before.id}-here-changelog") == self.truth()
+
     def until_counted(self, words: int = 200) -> None:
-        self.words(words)
+        self.by_key(words)
         self.before.until_processed(None, self.source, f"{self.before.id}-again-repartition")
 
 
 @pytest.fixture
-def shared(cluster: Cluster, tmp_path: Path) -> Iterator[Shared]:
-    found = Shared(cluster, tmp_path, PROGRAM, RENAMED)
+def shared(request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path) -> Iterator[Shared]:
+    """``param``: the guarantee, if not exactly once."""
+    found = Shared(
+        cluster,
+        tmp_path,
+        PROGRAM,
+        RENAMED,
+        guarantee=getattr(request, "param", "exactly_once_v2"),
+    )
     yield found
     found.close()
 
@@ -178,9 +196,10 @@ def shared(cluster: Cluster, tmp_path: Path) -> Iterator[Shared]:
 @pytest.mark.timeout(900)
 @pytest.mark.broker
 @pytest.mark.spark
+@pytest.mark.parametrize("shared", GUARANTEES, indirect=True)
 def test_a_rolling_upgrade_and_the_way_back(before: Path, shared: Shared) -> None:
-    """Tasks with state move to the new version and back, whoever leads; results are right, exactly
-    once. A migration is refused while one of the version before is there."""
+    """Tasks with state move to the new version and back, whoever leads; results are right, with
+    either guarantee. A migration is refused while one of the version before is there."""
     old = shared.start("a", before)
     shared.until_counted()
     new = shared.start("b", None)
@@ -215,3 +234,44 @@ def test_a_rolling_upgrade_and_the_way_back(before: Path, shared: Shared) -> Non
     assert {one.data.latest_version for one in members.values()} == {LATEST_VERSION}
     assert new.is_running()
     shared.require_counted_once()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.broker
+@pytest.mark.spark
+@pytest.mark.parametrize("leads", ["before", "now"])
+def test_an_input_that_doubles_ends_the_version_before_alone(
+    before: Path, shared: Shared, leads: str
+) -> None:
+    """It knows no more partitions than tasks, and is refused until it is this version. What it ran
+    goes on here, whoever led, with the new partitions."""
+    releases = {"before": before, "now": None}
+    first, second = sorted(releases, key=lambda one: one != leads)
+    running = {first: shared.start("a", releases[first])}
+    shared.until_counted()
+    running[second] = shared.start("b", releases[second])
+    shared.until_shared("a", "b")
+    shared.until_counted()
+    name, left = ("a", "b") if first == "before" else ("b", "a")
+    assert shared.leads("a")
+    assert not shared.leads("b")
+
+    shared.cluster.grow(shared.source, 2 * shared.partitions)
+    shared.partitions *= 2
+    shared.by_key(200)
+    shared.until_ended_with(running["before"], "EF-FATAL")
+    shared.until_shared(left)
+    shared.until_counted()
+    shared.require_counted_once()
+
+    refused = shared.launched("old", shared.folder / name, before)
+    shared.until_ended_with(refused, "EF-INTERNAL-TOPIC")
+    shared.until_counted()
+
+    shared.start(name, None)
+    shared.until_shared("a", "b")
+    shared.until_counted()
+    assert running["now"].is_running()
+    shared.require_counted_once()
+    assert len(shared.cluster.committed(shared.before.id, shared.source)) == shared.partitions

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 from threading import Thread
 
@@ -318,6 +319,52 @@ def test_a_table_whose_changelog_is_its_own_topic_is_read_up_to_where_the_old_on
     pairs = {(one.key, one.value) for one in cluster.read(found.out)}
     assert pairs >= {(key.encode(), b"b+row") for key in keys}
     assert f"{found.after.id}-lines-changelog" not in cluster.topics()
+
+
+KEPT_OTHERWISE = """
+again = words.repartition(name="again", partitions=PARTITIONS).group_by_key()
+def kept(name, **options):
+    counts = again.count(store=Materialized(name, **options))
+    counts.to_stream().map(lambda key, value: (f"{name} {key}", value),
+                           returns=("string", "bigint")).to("{out}")
+kept("memory", in_memory=True)
+kept("unlogged", logging=False)
+kept("neither", in_memory=True, logging=False)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partitions", [4, 8])
+def test_a_store_in_memory_is_carried_and_without_a_changelog_one_begins_empty(
+    migration: Make, partitions: int
+) -> None:
+    new = FILTERED + KEPT_OTHERWISE.replace("PARTITIONS", str(partitions))
+    found = migration(KEPT_OTHERWISE.replace("PARTITIONS", "4"), new)
+    found.words(60)
+    for stage in found.carry():
+        if stage == "before":
+            code, said = found.told("--dry-run", "--output", "json")
+            assert code == 0, said
+            steps = json.loads(said[said.index("{") :])["plan"]
+            of = {one["store"]: (one["do"], one["text"]) for one in steps if "store" in one}
+            assert {name: do for name, (do, _) in of.items()} == {
+                "memory": "copy",
+                "unlogged": "begin",
+                "neither": "begin",
+            }
+            assert "empty" in of["unlogged"][1]
+        found.words(40)
+    updates, truth = found.updates(), found.truth()
+    for word, count in truth.items():
+        name = (word or b"").decode()
+        counts = updates[f"memory {name}".encode()]
+        assert counts[-1] == count
+        assert all(one < two for one, two in pairwise(counts)), (name, counts)
+        for store in ("unlogged", "neither"):
+            counts = updates[f"{store} {name}".encode()]
+            (ended,) = (one for one, two in pairwise(counts) if two <= one)
+            assert ended + counts[-1] == count, "the old one's and the new one's"
+            assert ended < count
 
 
 INPUT_COUNTED = """

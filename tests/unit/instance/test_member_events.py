@@ -13,6 +13,7 @@ from everflow.errors import (
     EverflowError,
     FatalError,
     InternalTopicError,
+    RetriableError,
     ShutdownRequestedError,
     TaskTimeoutError,
 )
@@ -74,7 +75,21 @@ class Ports:
         return lambda *_, **__: Parts()
 
 
-def wired(streams: KafkaStreams, monkeypatch: pytest.MonkeyPatch) -> Instance:
+class Purges(Ports):
+    """The first time, no broker answers."""
+
+    def __init__(self) -> None:
+        self.purged = 0
+
+    def purge(self, positions: object) -> None:
+        self.purged += 1
+        if self.purged == 1:
+            raise RetriableError("no broker answers")
+
+
+def wired(
+    streams: KafkaStreams, monkeypatch: pytest.MonkeyPatch, ports: Ports | None = None
+) -> Instance:
     """Its instance, of which nothing was started that would have to end."""
     monkeypatch.setattr(
         kafka_streams,
@@ -89,7 +104,7 @@ def wired(streams: KafkaStreams, monkeypatch: pytest.MonkeyPatch) -> Instance:
             memory=config.memory,
         ),
     )
-    instance = streams._wired(cast(Any, Ports()))
+    instance = streams._wired(cast(Any, ports or Ports()))
     monkeypatch.setattr(streams._life, "_begin_end", streams._life.states.to)
     monkeypatch.setattr(instance, "_tick", lambda: None)
     return instance
@@ -128,6 +143,22 @@ def test_events_return_while_the_loop_is_blocked(monkeypatch: pytest.MonkeyPatch
     ]
     assert listened == [(ClientState.PENDING_ERROR, "everflow-instance")]
     assert isinstance(streams.error, FatalError)
+
+
+def test_records_that_cannot_be_deleted_now_are_deleted_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    streams = KafkaStreams(Topology(()), application_id="a", bootstrap_servers="b:1")
+    ports = Purges()
+    instance = wired(streams, monkeypatch, ports)
+    for state in (ClientState.REBALANCING, ClientState.RUNNING):
+        instance.states.to(state)
+    for _ in range(2):
+        instance._next_purge_ms = 0.0
+        Instance._tick(instance)
+    assert ports.purged == 2
+    assert "no broker answers" in caplog.text
+    assert streams.error is None
 
 
 # Errors that no stream thread met go to the handler of uncaught exceptions, too (KIP-671).
@@ -245,13 +276,17 @@ class Listener:
         return note
 
 
-def test_a_listener_s_errors_are_logged_ever_more_seldom(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [ValueError("no such row"), SystemExit("no such row")])
+def test_a_listener_s_errors_are_logged_ever_more_seldom(
+    caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    """``sys.exit()``, too: it would end the thread that calls, and the instance would hang."""
     guard, calls = ListenerGuard("restore listener"), 0
 
     def fails() -> None:
         nonlocal calls
         calls += 1
-        raise ValueError("no such row")
+        raise error
 
     for _ in range(100):
         guard.tell("batch_restored", fails)
@@ -262,7 +297,7 @@ def test_a_listener_s_errors_are_logged_ever_more_seldom(caplog: pytest.LogCaptu
         "1, 2, 4, ... 64, then another event"
     )
     assert f"failed in batch_restored at {__file__}:" in messages[0]
-    assert "ValueError: no such row" in messages[0]
+    assert f"{type(error).__name__}: no such row" in messages[0]
     assert "for the 64th time" in messages[6]
 
 

@@ -293,10 +293,10 @@ def test_stores_of_the_same_types_are_not_guessed() -> None:
 
 
 def test_what_is_kept_without_a_changelog_is_said_to_begin_empty() -> None:
-    def kept(logging: bool) -> Build:
+    def kept(logging: bool, name: str = "counts") -> Build:
         def build(builder: StreamsBuilder) -> None:
             stream = builder.stream("in", key=serdes.string(), value=VALUE)
-            stream.group_by_key().count(store=Materialized("counts", logging=logging))
+            stream.group_by_key().count(store=Materialized(name, logging=logging))
 
         return build
 
@@ -305,7 +305,16 @@ def test_what_is_kept_without_a_changelog_is_said_to_begin_empty() -> None:
         assert list(found.fresh) == ["counts"]
         assert word in found.fresh["counts"]
         assert not found.moves
-    assert "no changelog" in plan(kept(True), kept(False)).fresh["counts"]
+        assert not found.left
+    found = plan(kept(True), kept(False))
+    assert "no changelog" in found.fresh["counts"]
+    assert not found.left, "the new program has it"
+    found = plan(kept(False), kept(True, "totals"))
+    assert (found.left, dict(found.fresh)) == (("counts",), {"totals": "it is new"})
+    for asked in ({"renames": {"counts": "totals"}}, {"functions": ["totals"]}):
+        said = refused(kept(True), kept(False, "totals"), **asked)
+        assert "store totals" in said
+        assert "no changelog" in said
 
 
 @pytest.mark.spark

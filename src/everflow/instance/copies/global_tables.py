@@ -23,7 +23,7 @@ from everflow.retry import StoppedError, waiting
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store_snapshot import KEY_VALUE
 from everflow.topology.plan import LoadedTable
-from everflow.user_program import error_text, place
+from everflow.user_program import ANY_FAILURE, error_text, place
 
 if TYPE_CHECKING:
     from everflow.protocol.messages import LetterGroup, TaskContext
@@ -258,7 +258,7 @@ class LoadedTables:
         for one in self._tables.values():
             try:
                 self._load(one)
-            except Exception as error:
+            except ANY_FAILURE as error:
                 self._failure = _refusal(one.table, error)
                 self._failure.__cause__ = error
                 return
@@ -273,7 +273,7 @@ class LoadedTables:
     def _refresh(self, one: _Loaded) -> None:
         try:
             self._load(one)
-        except Exception as error:
+        except ANY_FAILURE as error:
             one.behind = True
             age_s = (self.clock.now_ms() - one.at_ms) / 1000
             rebalance_log.warning(
@@ -314,7 +314,7 @@ class LoadedTables:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _refusal(table: LoadedTable, error: Exception) -> TableLoadError:
+def _refusal(table: LoadedTable, error: BaseException) -> TableLoadError:
     where = f", at {place(table.node.where)}" if table.node.where else ""
     return TableLoadError(
         f"The rows of global table {table.store.name}{where}, could not be loaded: "

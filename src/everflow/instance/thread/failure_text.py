@@ -7,6 +7,7 @@ from everflow.errors import (
     ColumnError,
     DamagedEntryError,
     FatalError,
+    PunctuatorError,
     RecordError,
     RecordRefusedError,
     RecordTimeError,
@@ -96,9 +97,10 @@ def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
             details=about,
         )
     if failure.kind == "fatal":
-        return _FATAL.get(failure.code or "", FatalError)(
-            "\n  ".join([failure.error, *places(failure)]), code=failure.code
-        )
+        text = "\n  ".join([failure.error, *places(failure)])
+        if failure.code == PunctuatorError.code:
+            return PunctuatorError(text, partitions=failure.partitions)
+        return _FATAL.get(failure.code or "", FatalError)(text, code=failure.code)
     if failure.kind == "spark-gone":
         return FatalError(
             "Spark has ended (its JVM was killed or had no memory, or spark.stop() was called in "

@@ -21,6 +21,7 @@ from everflow.errors import (
     DamagedEntryError,
     EverflowError,
     FatalError,
+    PunctuatorError,
     RecordError,
     RecordRefusedError,
     RecordTooLargeError,
@@ -79,6 +80,7 @@ _REPLACEABLE = (
     RecordError,
     RecordRefusedError,
     RecordTooLargeError,
+    PunctuatorError,
     ColumnError,
     DamagedEntryError,
     WorkerDiedError,
@@ -658,6 +660,8 @@ def at_fault(
     if isinstance(error, RecordError):
         where = TopicPartition(error.topic, error.partition)
         found = [task.id for task in tasks.values() if where in task.inputs]
+    elif isinstance(error, PunctuatorError):
+        found = [task.id for task in concerning(tasks.values(), error.partitions)]
     else:
         found = [] if planned is None else _reading(tasks.values(), planned.ranges)
     return found if len(found) == 1 else list(tasks)

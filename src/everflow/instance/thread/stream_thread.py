@@ -53,6 +53,7 @@ from everflow.protocol.messages import (
 from everflow.records import UNBOUNDED_BYTES, Offsets, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.topology.idle_sources import IdleSource
+from everflow.user_program import ANY_FAILURE
 
 log = logging.getLogger("everflow")
 
@@ -687,7 +688,7 @@ class Uncaught:
             return None
         try:
             response: object = self.handler(error)
-        except (Exception, SystemExit):  # the user's code; sys.exit() would end this thread alone
+        except ANY_FAILURE:
             log.exception("The uncaught exception handler failed; this instance ends")
             return None
         if not isinstance(response, StreamThreadExceptionResponse):

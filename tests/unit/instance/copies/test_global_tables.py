@@ -154,7 +154,7 @@ class LoadedWorld:
     def __init__(self, folder: Path) -> None:
         self.turns, self.folder = Turns(), folder / "loaded"
         self.content: dict[str | None, int | None] = {"a": 1}
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.busy: list[float | None] = []
         node = LoadedTableNode(
             name="people",
@@ -227,11 +227,16 @@ def test_a_generation_takes_the_place_of_the_one_before_as_a_whole(
     assert [path.name for path in loaded_world.folder.iterdir()] == [loaded_world.place().name]
 
 
+AWAY = [OSError("the lake is away"), SystemExit("the lake is away")]
+"""What the user's function may raise: ``sys.exit()`` would end the thread that loads, too."""
+
+
+@pytest.mark.parametrize("failure", AWAY, ids=["error", "exit"])
 def test_a_failed_refresh_keeps_the_last(
-    loaded_world: LoadedWorld, caplog: pytest.LogCaptureFixture
+    loaded_world: LoadedWorld, caplog: pytest.LogCaptureFixture, failure: BaseException
 ) -> None:
     def break_() -> None:
-        loaded_world.failure = OSError("the lake is away")
+        loaded_world.failure = failure
 
     def mend() -> None:
         assert loaded_world.held() == {"a": 1}
@@ -267,13 +272,16 @@ def test_what_a_batch_may_read_stays_until_it_has_ended(loaded_world: LoadedWorl
     assert loaded_world.held() == {"a": 1}
 
 
-def test_a_start_that_cannot_load_does_not_start(loaded_world: LoadedWorld) -> None:
-    loaded_world.failure = OSError("no such table")
+@pytest.mark.parametrize("failure", AWAY, ids=["error", "exit"])
+def test_a_start_that_cannot_load_does_not_start(
+    loaded_world: LoadedWorld, failure: BaseException
+) -> None:
+    loaded_world.failure = failure
     loaded_world.run()
     assert not loaded_world.tables.ready
     with pytest.raises(TableLoadError, match=r"people.*program.py:3") as error:
         loaded_world.tables.await_loaded(threading.Event())
-    assert isinstance(error.value.__cause__, OSError)
+    assert error.value.__cause__ is failure
     assert loaded_world.tables.stores() == {}
 
 

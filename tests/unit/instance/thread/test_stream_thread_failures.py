@@ -25,6 +25,7 @@ from everflow.errors import (
     EverflowError,
     FatalError,
     InternalTopicError,
+    PunctuatorError,
     RecordError,
     RepeatedFailureError,
     RetriableError,
@@ -529,11 +530,21 @@ def test_the_whole_application_is_asked_to_end() -> None:
     assert shut == [BAD]
 
 
+NO_SUCH_CITY = BatchFailure(kind="record", error="no such city", record=BadRecord("in", 0, 7))
+IN_A_CALL = BatchFailure(
+    kind="fatal", error="no such city", code=PunctuatorError.code, partitions=(IN,)
+)
+"""A punctuator's, which has no record."""
+
+
 class TwoTasks(World):
     """`TASK` fails at offset 7 of its partition until it is mended; `OTHER_TASK` never does."""
 
-    def __init__(self, handler: Callable[[EverflowError], Any]) -> None:
+    def __init__(
+        self, handler: Callable[[EverflowError], Any], failure: BatchFailure = NO_SUCH_CITY
+    ) -> None:
         super().__init__()
+        self.failure = failure
         self.at = {IN: 0, OTHER: 0}
         self.mended = False
         self.behave = self.process
@@ -545,8 +556,7 @@ class TwoTasks(World):
     def process(self, request: BatchRequest) -> BatchResult:
         wanted = request.ranges.get(IN)
         if not self.mended and wanted is not None and wanted.start <= 7 < wanted.end:
-            bad = BadRecord("in", 0, 7)
-            raise BatchFailedError(BatchFailure(kind="record", error="no such city", record=bad))
+            raise BatchFailedError(self.failure)
         self.at.update({tp: wanted.end for tp, wanted in request.ranges.items()})
         consumed = {tp: wanted.end for tp, wanted in request.ranges.items()}
         return BatchResult(outcome=COMMITTED, consumed=consumed, counts={"in": 1})
@@ -563,8 +573,9 @@ class TwoTasks(World):
             self.thread._turn()
 
 
-def test_the_task_that_failed_rests_and_the_others_go_on() -> None:
-    world = TwoTasks(lambda _: REPLACE)
+@pytest.mark.parametrize("failure", [NO_SUCH_CITY, IN_A_CALL], ids=["record", "punctuator"])
+def test_the_task_that_failed_rests_and_the_others_go_on(failure: BatchFailure) -> None:
+    world = TwoTasks(lambda _: REPLACE, failure)
     world.end = 10
     world.go()
     assert world.at == {IN: 0, OTHER: 10}, "the other task does not wait"
