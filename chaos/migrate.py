@@ -123,6 +123,9 @@ class MigrateRun:
 
     def _round(self, chain: Chain, one: Round) -> str:
         """How it ended: "switched", `BACK` or `NOTHING`."""
+        if chain.pending and one.strikes[0].point == MARKED:  # it was reached a round ago
+            self._give_up(chain)
+            chain.pending = False
         if one.grows and not chain.pending and chain.old.partitions < MOST_PARTITIONS:
             partitions = chain.old.partitions + 2
             chain.new = chain.next_version(chain.new.number, partitions)
@@ -233,23 +236,28 @@ class MigrateRun:
             chain.call(instances)
             return None
         if strike.then == BACK:
-            if any(not one.ended for one in chain.news):
-                for one in chain.news:
-                    chain.until_joined(one)
-                chain.launch("--back")
-                assert chain.until_ended() == 1, chain.said()
-                assert any("EF-MIGRATION-MEMBERS" in line for line in chain.said()), chain.said()
-            for one in chain.news:
-                one.close()
-            chain.until_gone(chain.new)
-            chain.launch("--back")
-            assert chain.until_ended() == 0, chain.said()
-            kept = [name for name in chain.cluster.topics() if name.startswith(chain.new.id)]
-            assert not kept, kept
-            assert not chain.marks(chain.new)
+            self._give_up(chain)
             return BACK
         chain.follow(instances)
         return NOTHING
+
+    def _give_up(self, chain: Chain) -> None:
+        """By `--back`, which is refused while instances of the new version run."""
+        if any(not one.ended for one in chain.news):
+            for one in chain.news:
+                chain.until_joined(one)
+            chain.launch("--back")
+            assert chain.until_ended() == 1, chain.said()
+            assert any("EF-MIGRATION-MEMBERS" in line for line in chain.said()), chain.said()
+        for one in chain.news:
+            one.close()
+        chain.until_gone(chain.new)
+        chain.launch("--back")
+        assert chain.until_ended() == 0, chain.said()
+        kept = [name for name in chain.cluster.topics() if name.startswith(chain.new.id)]
+        assert not kept, kept
+        assert not chain.marks(chain.new)
+        chain.news = []
 
     def _finish(self, chain: Chain, instances: int) -> str:
         """Until the command has switched."""
@@ -278,8 +286,6 @@ class MigrateRun:
         self.report.left += ended == NOTHING
         chain.pending = ended == NOTHING
         chain.until_processed(chain.old, chain.olds)
-        if ended == BACK:
-            chain.news = []
 
 
 def main(arguments: Sequence[str]) -> int:
