@@ -382,6 +382,17 @@ def test_windows_are_cut_off_where_they_came_behind_the_topic(
     assert (move.form, move.window_bytes) == (Form.KEY, window_bytes)
 
 
+def test_windows_that_the_new_program_hashes_are_hashed() -> None:
+    """And the other way round; in as many partitions nothing is copied to another one."""
+    for before, window_bytes in ((False, 0), (True, 8)):
+        found = plan(windowed_rows(before, 4), windowed_rows(not before, 8))
+        (move,) = (move for move in found.moves if move.store == "rows")
+        assert (move.form, move.window_bytes) == (Form.KEY, window_bytes)
+        said = refused(windowed_rows(before, 4), windowed_rows(not before, 4))
+        assert "store rows" in said
+        assert "windows" in said
+
+
 def test_the_time_of_a_node_without_a_store_follows_it() -> None:
     def processed(inserted: bool) -> Build:
         def build(builder: StreamsBuilder) -> None:
