@@ -29,7 +29,13 @@ from everflow.cli.commands import (
     require_yes,
     show,
 )
-from everflow.errors import ConfigError, MigrationError, TopologyError
+from everflow.errors import (
+    ConfigError,
+    MigrationError,
+    RetriableError,
+    TopologyError,
+    UnknownOutcomeError,
+)
 from everflow.stop_signals import StopRequestedError
 
 if TYPE_CHECKING:
@@ -180,14 +186,21 @@ def migrate(
 
 
 def _run(migrator: Migrator) -> dict[str, int]:
+    goes_on = (
+        f"{migrator.plan.old} goes on, unless the switch was being committed. Call the same "
+        f"command again to go on, or with --back to delete what was copied"
+    )
     try:
         return migrator.run()
     except StopRequestedError as stopped:
-        stopped.said = (
-            f"{migrator.plan.old} goes on, unless the switch was being committed. Call the same "
-            f"command again to go on, or with --back to delete what was copied"
-        )
+        stopped.said = goes_on
         raise
+    except (RetriableError, UnknownOutcomeError) as away:
+        raise MigrationError(
+            f"The brokers at {migrator.config.bootstrap_servers} gave no answer, or cannot do what "
+            f"they were asked: {away}. Do they run, and have their disks room? {goes_on}.",
+            code="EF-MIGRATION-BROKERS",
+        ) from away
 
 
 def _config(cluster: Cluster, application_id: str) -> StreamsConfig:

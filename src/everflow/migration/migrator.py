@@ -39,6 +39,7 @@ from everflow.migration.holding import (
     HEARTBEAT_MS,
     SESSION_MS,
     Holder,
+    SeenMember,
     await_still,
     grown_since,
     near_tasks,
@@ -501,6 +502,8 @@ class Migrator:
 
     def _require_followers(self) -> None:
         """MigrationError where nobody would go on behind the switch."""
+        if not self.instances:
+            return
         there = len(self.admin.members(self.plan.new, REQUEST_S))
         if there < self.instances:
             raise MigrationError(
@@ -509,6 +512,22 @@ class Migrator:
                 f"on. Start them again, and call everflow migrate again.",
                 code="EF-MIGRATION-MEMBERS",
             )
+        stateful = self._changelogs_of_new_tasks()
+        anywhere = dict.fromkeys((tp for tps in stateful.values() for tp in tps), 0)
+        members = self._patiently(self._settled_members, "waiting for the new version's group")
+        if lost := stateful.keys() - near_tasks(members, stateful, anywhere, 0):
+            raise MigrationError(
+                f"Instances of {self.plan.new} had followed the tasks {some(sorted(lost))}, and no "
+                f"longer do: their logs say why (a full disk?). Nothing was switched, and the old "
+                f"version goes on. Mend that, and call everflow migrate again.",
+                code="EF-MIGRATION-MEMBERS",
+            )
+
+    def _settled_members(self) -> list[SeenMember]:
+        found = seen_members(self.admin.members(self.plan.new, REQUEST_S, settled=True))
+        if not found:
+            raise RetriableError(f"the group {self.plan.new} is rebalanced")
+        return found
 
     def _end_writers(self) -> None:
         """Transactions of instances that have vanished hold changelogs and offsets open."""
