@@ -85,7 +85,7 @@ def times_now(found: Mapping[str, int], text: object, timed: Mapping[str, str]) 
         return dict(found)
     was = _pairs(text)
     now = {_hash(what): node for node, what in timed.items()}
-    times = {}
+    times: dict[str, int] = {}
     for name, time_ms in found.items():
         node = node_of(name)
         here = now.get(was.get(_hash(node), ""))

@@ -254,8 +254,8 @@ def test_a_mark_of_the_longest_name_fits_beside_an_offset(length: int) -> None:
             stream = builder.stream(topic, key=serdes.string(), value=VALUE)
             stream.group_by_key().count(store=f"{number:0{length}d}")
 
-    new = program(many, "shop-2", **topics)
-    mark = Mark(FILLED, "x" * 249, planned(program(many, "shop", **topics), new).digest)
+    new = program(many, "shop-2", "none", **topics)
+    mark = Mark(FILLED, "x" * 249, planned(program(many, "shop", "none", **topics), new).digest)
     assert len(format_metadata(mark.batch_id, {}, new.layouts)) <= MOST_BYTES
     assert new.layouts
 
