@@ -39,7 +39,6 @@ from everflow.migration.holding import (
     HEARTBEAT_MS,
     SESSION_MS,
     Holder,
-    SeenMember,
     await_still,
     grown_since,
     near_tasks,
@@ -72,6 +71,8 @@ REQUEST_S = 30.0
 STEP_MS = 60_000.0
 FOLLOW_MS = 250.0
 """From one round of copying to the next, once it has caught up."""
+FOLLOW_AGAIN_MS = 5_000.0
+"""So long the old version stands still for copies that an instance of the new one opens again."""
 DRAIN_MS = 10.0
 BACKLOG = 10_000
 """Records: the old version takes longer for more than a round of copying does."""
@@ -514,20 +515,24 @@ class Migrator:
             )
         stateful = self._changelogs_of_new_tasks()
         anywhere = dict.fromkeys((tp for tps in stateful.values() for tp in tps), 0)
-        members = self._patiently(self._settled_members, "waiting for the new version's group")
-        if lost := stateful.keys() - near_tasks(members, stateful, anywhere, 0):
-            raise MigrationError(
-                f"Instances of {self.plan.new} had followed the tasks {some(sorted(lost))}, and no "
-                f"longer do: their logs say why (a full disk?). Nothing was switched, and the old "
-                f"version goes on. Mend that, and call everflow migrate again.",
-                code="EF-MIGRATION-MEMBERS",
-            )
 
-    def _settled_members(self) -> list[SeenMember]:
-        found = seen_members(self.admin.members(self.plan.new, REQUEST_S, settled=True))
-        if not found:
-            raise RetriableError(f"the group {self.plan.new} is rebalanced")
-        return found
+        def copied() -> None:
+            members = seen_members(self.admin.members(self.plan.new, REQUEST_S, settled=True))
+            if lost := stateful.keys() - near_tasks(members or (), stateful, anywhere, 0):
+                raise RetriableError(f"no word of {some(sorted(lost))}")
+
+        limit = Deadline(self.clock, FOLLOW_AGAIN_MS)
+        what = f"asking {self.plan.new} for its copies"
+        try:
+            attempting(copied, what, clock=self.clock, deadline=limit, stop=self.stop)
+        except RetriableError as lost:
+            raise MigrationError(
+                f"Instances of {self.plan.new} had followed all tasks, and do not say any more "
+                f"that they have copies ({lost}): their logs say why (a full disk?). Nothing was "
+                f"switched, and the old version goes on. Mend that, and call everflow migrate "
+                f"again.",
+                code="EF-MIGRATION-MEMBERS",
+            ) from lost
 
     def _end_writers(self) -> None:
         """Transactions of instances that have vanished hold changelogs and offsets open."""
