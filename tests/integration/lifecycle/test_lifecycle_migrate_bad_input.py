@@ -1,5 +1,7 @@
 """What `everflow migrate` refuses, and what it meets in the middle: the old version goes on."""
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,7 @@ from everflow.migration.migrator import CAUGHT_UP, CREATED, FOLLOWED, MARKED, SW
 from everflow.testing import EmbeddedBroker, wait_until
 from everflow.testing.kafka_proxy import KafkaProxy
 from integration.lifecycle.lifecycle_cluster import Cluster, text, until_failed, until_running
-from integration.lifecycle.migrating import Migration
+from integration.lifecycle.migrating import COMMAND, Migration
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -54,25 +56,45 @@ def test_what_cannot_be_carried_is_refused_while_the_old_version_runs(
     found.words(20)
     between = f"{found.before.id}-again-repartition"
     right = (found.folder / "new.py").read_text()
-    (found.folder / "broken.py").write_text("import there_is_no_such_module\n")
+    (found.folder / "broken.py").write_text("import there_is_no_such_module\ntopology = None\n")
     fewer = right.replace("partitions=4", "partitions=2")
     shorter = right.replace("1 day", "1 minute")
     wider = right.replace("10 seconds", "20 seconds")
     with found.old_running("again") as old:
-        for program, options, code, ending, word in (
-            (fewer, (), "EF-MIGRATION-PLAN", 1, "fewer"),
-            (shorter, (), "EF-MIGRATION-PLAN", 1, "--shorten windows"),
-            (wider, (), "EF-MIGRATION-PLAN", 1, "windows"),
-            (right, ("--values", "totals=broken:value"), "EF-PROGRAM", 2, "there_is_no_such"),
-            (right, ("--values", "totals=json:nothing"), "EF-PROGRAM", 2, "nothing"),
+        cure = f"{found.before.id} cannot be migrated", "application.id without a migration"
+        for program, options, code, ending, words in (
+            (fewer, (), "EF-MIGRATION-PLAN", 1, ("store totals", "2 partitions", "fewer", *cure)),
+            (shorter, (), "EF-MIGRATION-PLAN", 1, ("store windows", "--shorten windows", *cure)),
+            (wider, (), "EF-MIGRATION-PLAN", 1, ("store windows", "20000 ms", *cure)),
+            (
+                *(right, ("--values", "totals=broken:value"), "EF-PROGRAM", 2),
+                ("totals=broken:value", "there_is_no_such_module"),
+            ),
+            (
+                *(right, ("--values", "totals=json:nothing"), "EF-PROGRAM", 2),
+                ("totals=json:nothing",),
+            ),
         ):
             (found.folder / "new.py").write_text(program)
             ended, said = found.told(*options)
             assert ended == ending, said
             assert code in said
-            assert word in said
+            for word in words:
+                assert word in " ".join(said.split()), said
             assert not found.cluster.committed(found.after.id, found.source)
             assert not [name for name in found.cluster.topics() if name.startswith(found.after.id)]
+        asked = ["check", "broken.py:topology", "--application-id", found.before.id]
+        asked += ["--bootstrap-servers", found.cluster.bootstrap]
+        checked = subprocess.run(
+            [sys.executable, "-c", COMMAND, *asked],
+            cwd=found.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert checked.returncode == 2
+        for word in ("EF-PROGRAM", "broken.py:1", "there_is_no_such_module"):
+            assert word in checked.stderr
         found.words(20)
         found.before.until_processed(old, found.source, between)
         found.require_counted_once()
@@ -236,6 +258,8 @@ def test_a_third_version_that_comes_in_the_middle_is_not_switched_away(
         found.go(CREATED)
         assert found.until_ended() == 1, found.said()
         assert "EF-MIGRATION-MEMBERS" in found.said()
+        assert found.before.id in found.said()
+        assert "--from" in found.said()
         found.write([text("third", "v", 9_000, 0)])
         found.before.until_processed(third, found.source, f"{found.before.id}-again-repartition")
         assert found.cluster.longs(found.out)[b"third"] == 1
