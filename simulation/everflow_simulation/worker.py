@@ -29,7 +29,7 @@ from everflow.protocol.messages import (
 )
 from everflow.records import CommittedOffset, EdgeBatch, Int32, Int64, StoreChanges, TopicPartition
 from everflow.state.store_meta import Owner
-from everflow.topology.plan import Source
+from everflow.topology.sources import Source
 from everflow.worker.crash_points import APPLYING
 from everflow.worker.failures import failure_of
 from everflow.worker.sink import KafkaSink

@@ -19,7 +19,8 @@ from everflow.protocol.messages import TaskContext
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.topology.batches import BatchInput
 from everflow.topology.graph import RecordContext, TimeFunction, TimestampExtractor
-from everflow.topology.plan import Source, TimeOp
+from everflow.topology.plan import TimeOp
+from everflow.topology.sources import Source
 from everflow.worker.order import Merged, merge_inputs, merge_tasks
 from everflow.worker.times import SKIPPED, extract_times
 from unit.builders import batch_request, edge_batch, source

@@ -13,7 +13,7 @@ from everflow.protocol.messages import BatchRequest
 from everflow.records import EdgeBatch, OffsetRange, TopicPartition
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
-from everflow.topology.plan import Source
+from everflow.topology.sources import Source
 
 TEXT, LONG = serdes.string(), serdes.long()
 PUBLIC = {name: getattr(everflow, name) for name in everflow.__all__}

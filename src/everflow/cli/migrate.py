@@ -25,7 +25,13 @@ from everflow.cli.commands import (
     require_yes,
     show,
 )
-from everflow.errors import ConfigError, MigrationError, TopologyError
+from everflow.errors import (
+    ConfigError,
+    MigrationError,
+    RetriableError,
+    TopologyError,
+    UnknownOutcomeError,
+)
 from everflow.logs import counted
 from everflow.stop_signals import StopRequestedError
 
@@ -179,17 +185,27 @@ def _run(migrator: Migrator) -> dict[str, int]:
     try:
         return migrator.run()
     except StopRequestedError as stopped:
-        from everflow.migration.migrator import SWITCHED
-
-        plan = migrator.plan
-        if SWITCHED in migrator.phases_ms:
-            stopped.said = f"{plan.old} was migrated to {plan.new}, which goes on"
-        else:
-            stopped.said = (
-                f"{plan.old} goes on, unless the switch was being committed. Call the same "
-                f"command again to go on, or with --back to delete what was copied"
-            )
+        stopped.said = _who_goes_on(migrator)
         raise
+    except (RetriableError, UnknownOutcomeError) as away:
+        raise MigrationError(
+            f"The brokers at {migrator.config.bootstrap_servers} gave no answer, or cannot do what "
+            f"they were asked: {away}. Do they run, and have their disks room? "
+            f"{_who_goes_on(migrator)}.",
+            code="EF-MIGRATION-BROKERS",
+        ) from away
+
+
+def _who_goes_on(migrator: Migrator) -> str:
+    from everflow.migration.migrator import SWITCHED
+
+    plan = migrator.plan
+    if SWITCHED in migrator.phases_ms:
+        return f"{plan.old} was migrated to {plan.new}, which goes on"
+    return (
+        f"{plan.old} goes on, unless the switch was being committed. Call the same command again "
+        f"to go on, or with --back to delete what was copied"
+    )
 
 
 def _config(cluster: Cluster, application_id: str) -> StreamsConfig:

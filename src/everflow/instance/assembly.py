@@ -406,6 +406,7 @@ class ClusterPorts:
             prepare=lambda task, store, *judged: dependencies.prepare(task, specs[store], *judged),
             distrust=self._distrust,
             became_hot=lambda task: instance.member.became_hot(task),
+            lost=lambda: instance.member.lost_copies(),
             restores=instance.tracker,
             standbys=self._standbys,
             new_incarnation=new_incarnation,

@@ -388,6 +388,11 @@ class GroupMember:
             self._follow_ups.became_hot(task, self._clock.monotonic_ms())
         self.wake.set()
 
+    def lost_copies(self) -> None:
+        """No copy of this member follows any more: a migrator that counts on them hears of it."""
+        if self._assignor.held:
+            self.request_rejoin("its copies cannot follow their changelogs")
+
     def drain(self, leave_group: bool | None = None) -> None:
         """Ask the others to take this member's tasks, each once somebody has a hot copy; events go
         on. Having released the last one it leaves, as ``leave_group`` says: that hands it over."""

@@ -237,12 +237,18 @@ class Holder:
         try:
             self.answered = self._assignor.answer(user_data)
         except UserDataError as failure:
-            self.error = MigrationError(f"the leader of {self._settings.group_id}: {failure}")
+            self.error = MigrationError(
+                f"The answer of the leader of {self._settings.group_id} cannot be read: {failure}. "
+                f"Nothing was switched, and its instances go on. Run one release of everflow on "
+                f"all of them, and call everflow migrate again."
+            )
             return
         if self.answered.error is not AnswerError.NONE:
             self.error = MigrationError(
                 f"The group {self._settings.group_id} does not take the migrator: "
-                f"{self.answered.message}. The old version goes on.",
+                f"{self.answered.message}. Nothing was switched, and its instances go on. Do they "
+                f"run the program of --from? Let one version run alone, or give its program to "
+                f"--from, and call everflow migrate again.",
                 code="EF-MIGRATION-MEMBERS",
             )
 

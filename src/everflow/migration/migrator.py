@@ -71,6 +71,8 @@ REQUEST_S = 30.0
 STEP_MS = 60_000.0
 FOLLOW_MS = 250.0
 """From one round of copying to the next, once it has caught up."""
+FOLLOW_AGAIN_MS = 5_000.0
+"""So long the old version stands still for copies that an instance of the new one opens again."""
 DRAIN_MS = 10.0
 BACKLOG = 10_000
 """Records: the old version takes longer for more than a round of copying does."""
@@ -536,6 +538,8 @@ class Migrator:
 
     def _require_followers(self) -> None:
         """MigrationError where nobody would go on behind the switch."""
+        if not self.instances:
+            return
         there = len(self.admin.members(self.plan.new, REQUEST_S))
         if there < self.instances:
             raise MigrationError(
@@ -544,6 +548,26 @@ class Migrator:
                 f"on. Start them again, and call everflow migrate again.",
                 code="EF-MIGRATION-MEMBERS",
             )
+        stateful = self._changelogs_of_new_tasks()
+        anywhere = dict.fromkeys((tp for tps in stateful.values() for tp in tps), 0)
+
+        def copied() -> None:
+            members = seen_members(self.admin.members(self.plan.new, REQUEST_S, settled=True))
+            if lost := stateful.keys() - near_tasks(members or (), stateful, anywhere, 0):
+                raise RetriableError(f"no word of {some(sorted(lost))}")
+
+        limit = Deadline(self.clock, FOLLOW_AGAIN_MS)
+        what = f"asking {self.plan.new} for its copies"
+        try:
+            attempting(copied, what, clock=self.clock, deadline=limit, stop=self.stop)
+        except RetriableError as lost:
+            raise MigrationError(
+                f"Instances of {self.plan.new} had followed all tasks, and do not say any more "
+                f"that they have copies ({lost}): their logs say why (a full disk?). Nothing was "
+                f"switched, and the old version goes on. Mend that, and call everflow migrate "
+                f"again.",
+                code="EF-MIGRATION-MEMBERS",
+            ) from lost
 
     def _end_writers(self) -> None:
         """Transactions of instances that have vanished hold changelogs and offsets open."""

@@ -269,7 +269,7 @@ def _move(
         return values
     if why := _why_not_inside(old.inside[was], new.inside[name]):
         return why
-    form, window_bytes = old.forms[was]
+    form, window_bytes = new.forms[name]  # an entry goes where the new program puts its key
     if count != wanted and (why := _why_not_spread(count, wanted, form, old, was)):
         return why
     if why := _why_not_spread_by(_spread_by(old, was), _spread_by(new, name), count != wanted):
@@ -314,8 +314,9 @@ def _why_not(
         )
     if mine.key != its.key:
         return f"its keys have another type (before: {mine.key}, now: {its.key})"
-    was_private = before.private or old.forms[before.name][0] is not Form.KEY
-    if was_private and old.forms[before.name] != new.forms[name]:
+    (form, mine_bytes), (now, its_bytes) = old.forms[before.name], new.forms[name]
+    private = before.private or form is not Form.KEY
+    if form is not now or (private and mine_bytes != its_bytes):
         return "another operator has it, which keeps other entries"
     return None
 
@@ -423,11 +424,14 @@ def _why_not_hashed(before: set[str], after: set[str], moves: bool) -> str | Non
 
 
 def _hashed(program: Program, store: str) -> set[str]:
-    """By what the keys are spread of the topics that a store's tasks read."""
+    """By what the keys are spread of the topics that a store's tasks read; windows that came into
+    the store's keys behind them were not hashed."""
     index = program.facts.stores[store].subtopology
     topics = () if index is None else program.inputs[index]
+    windows = ", without the windows in front of the store" if program.forms[store][1] else ""
     return {
         program.spread.get(topic, program.spread.get(f"{program.application_id}-{topic}", MURMUR2))
+        + windows
         for topic in topics
     }
 

@@ -8,7 +8,7 @@ computed by stages (`everflow.spark.columns.staged`); a worker runs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from types import FunctionType
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from everflow.columns.key_partitions import MURMUR2
 from everflow.errors import TopologyError
-from everflow.records import TaskId, TopicPartition
+from everflow.records import TaskId
 from everflow.serdes import BytesSerde, Serde
 from everflow.serdes.base import ResultDecoder, decode_one, value_reader
 from everflow.state.store import StoreSpec
@@ -48,7 +48,8 @@ from everflow.topology.graph import (
     input_name,
 )
 from everflow.topology.idle_sources import IdleSource, idle_sources, sources_of
-from everflow.topology.partitioners import KeyPartitioner, key_partitioners, keyed_sources, usual
+from everflow.topology.partitioners import key_partitioners, keyed_sources, usual
+from everflow.topology.sources import Source
 
 # --- the parts ------------------------------------------------------------------------------------
 
@@ -66,55 +67,6 @@ DEAD_LETTER_TYPE = EdgeType(
 )
 """Records that are left out, as they came: the error, the handler's `Response`, and JSON about it.
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """One input of each task: of ``topic`` (its full name) the partition ``first`` + the task's
-    number, if below ``until``. ``index`` is the ``source`` column of its rows."""
-
-    index: int = 0
-    topic: str
-    subtopology: int
-    node: str
-    key_serde: Serde
-    value_serde: Serde
-    offset_reset: str | None = None
-    kind: str
-    merged: bool = False
-    """True where the sub-topology reads several topics: partitions are merged by time (D3)."""
-    slot: int = -1
-    """The slot of its decoded records."""
-    own_times: bool = True
-    """True if its records keep their times in Kafka: a negative one stops the application."""
-    idle: IdleSource | None = None
-    """How it advances stream time while it is idle; None: it does not."""
-    partitioner: KeyPartitioner | None = None
-    """Where a store relies on it; None: no matter, or this application writes the topic."""
-    first: int = 0
-    """Above 0: the topic has a multiple of the partitions of the state behind it (note 067)."""
-    until: int | None = None
-
-    def reads(self, tp: TopicPartition) -> bool:
-        within = self.until is None or tp.partition < self.until
-        return tp.topic == self.topic and self.first <= tp.partition and within
-
-    def log(self, partition: int) -> TopicPartition:
-        """What the task of that number reads of it."""
-        return TopicPartition(self.topic, self.first + partition)
-
-    def task(self, tp: TopicPartition) -> TaskId:
-        return TaskId(self.subtopology, tp.partition - self.first)
-
-
-def sources_of_logs(
-    sources: Iterable[Source], logs: Iterable[TopicPartition]
-) -> dict[TopicPartition, Source]:
-    """Which source reads each of these logs; KeyError for one that none reads."""
-    by_topic: dict[str, list[Source]] = {}
-    for source in sources:
-        by_topic.setdefault(source.topic, []).append(source)
-    return {tp: next(one for one in by_topic[tp.topic] if one.reads(tp)) for tp in logs}
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from everflow.serdes.windowed import SessionWindowedSerde, TimeWindowedSerde
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import GlobalTableNode, Graph, SourceNode
 from everflow.topology.partitioners import spread_otherwise
-from everflow.topology.stream_times import timed_by, times_text
+from everflow.topology.stream_times import shared_by, timed_by, times_text
 from everflow.topology.subtopologies import SubTopologies, SubTopology
 
 _NAMED_BY_TYPE = (
@@ -161,7 +161,9 @@ def kept_text(
     gone = [*(kept.keys() - own), *(f"{_TOPIC}{name}" for name in earlier)]
     if gone:
         topics[_GONE] = "\n".join(sorted(gone))
-    times: dict[str, Kept] = {TIMES: times_text(timed_by(subs.topology), last.get(TIMES))}
+    graph = subs.topology
+    whose = times_text(timed_by(graph), last.get(TIMES), shared_by(graph))
+    times: dict[str, Kept] = {TIMES: whose}
     reads = {f"{_SUB}{sub.index}": "\n".join(reads_of(sub)) for sub in subs.subtopologies}
     whole = _json({**kept, **program, **topics, **times, **reads})
     if len(whole) <= most_characters:

@@ -14,6 +14,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping
 from hashlib import blake2b
+from types import MappingProxyType
 
 from everflow.topology.graph import Graph, SourceNode, StatefulNode
 
@@ -31,13 +32,7 @@ def node_of(name: str) -> str:
 def timed_by(graph: Graph) -> dict[str, str]:
     """What names nodes for good, by their names: the first store that no other node uses, or what
     a source reads whose times are kept. Other nodes go by their names."""
-    stateful = [node for node in graph.nodes if isinstance(node, StatefulNode)]
-    users = Counter(store.name for node in stateful for store in node.stores)
-    found = {}
-    for node in stateful:
-        own = [store.name for store in node.stores if users[store.name] == 1]
-        if own:
-            found[node.name] = own[0]
+    found = {node: store for node, store, own in _by_stores(graph) if own}
     sources = [node for node in graph.nodes if isinstance(node, SourceNode)]
     idle = any(source.reading.idle_ms is not None for source in sources)
     for source in sources:
@@ -48,12 +43,34 @@ def timed_by(graph: Graph) -> dict[str, str]:
     return found
 
 
-def times_text(timed: Mapping[str, str], before: object = "") -> str:
-    """Of `timed_by`, 8 characters a node: the hash of what names it, and that of its name. Of the
-    text ``before`` it has the nodes that are gone, whose times go on: they may come back. Empty
-    where two hashes are equal: then all go by their names."""
-    pairs = {_hash(node): _hash(what) for node, what in sorted(timed.items())}
-    if len({*pairs.values()}) < len(timed):
+def shared_by(graph: Graph) -> dict[str, str]:
+    """Nodes that have no store for themselves, with the first one that they share: should one of
+    them have it alone in a later program, the time of the latest of them is its."""
+    return {node: store for node, store, own in _by_stores(graph) if not own}
+
+
+def _by_stores(graph: Graph) -> list[tuple[str, str, bool]]:
+    """Nodes, the first store that no other one uses, else the first, and whether it is so."""
+    stateful = [node for node in graph.nodes if isinstance(node, StatefulNode) and node.stores]
+    users = Counter(store.name for node in stateful for store in node.stores)
+    firsts = [min(node.stores, key=lambda store: users[store.name] > 1) for node in stateful]
+    return [
+        (node.name, store.name, users[store.name] == 1)
+        for node, store in zip(stateful, firsts, strict=True)
+    ]
+
+
+def times_text(
+    timed: Mapping[str, str],
+    before: object = "",
+    shared: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Of `timed_by` and `shared_by`, 8 characters a node: the hash of what names it, and that of
+    its name. Of the text ``before`` it has the nodes that are gone, whose times go on: they may
+    come back. Empty where two hashes are equal: then all go by their names."""
+    named = {*timed.values(), *shared.values()}
+    pairs = {_hash(node): _hash(what) for node, what in sorted({**timed, **shared}.items())}
+    if len({*pairs.values()}) < len(named) or len(pairs) < len(timed) + len(shared):
         return ""
     here = {*pairs.values()}
     gone = {node: what for node, what in _pairs(before).items() if what not in here}
@@ -68,12 +85,13 @@ def times_now(found: Mapping[str, int], text: object, timed: Mapping[str, str]) 
         return dict(found)
     was = _pairs(text)
     now = {_hash(what): node for node, what in timed.items()}
-    times = {}
+    times: dict[str, int] = {}
     for name, time_ms in found.items():
         node = node_of(name)
         here = now.get(was.get(_hash(node), ""))
         if here is not None:
-            times[here + name[len(node) :]] = time_ms
+            name = here + name[len(node) :]
+            times[name] = max(time_ms, times.get(name, time_ms))
         elif node not in timed or _reads(timed[node], name[len(node) :]):
             times[name] = time_ms
     return times

@@ -30,7 +30,8 @@ from everflow.operators.user_code import failing_rows, require_users
 from everflow.records import EdgeBatch, no_headers
 from everflow.sockets import MOST_MESSAGE_BYTES, TooLargeError, require_size
 from everflow.topology.batches import readable, spread
-from everflow.topology.plan import Call, Chain, Compute, Source, Stage, Ticket
+from everflow.topology.plan import Call, Chain, Compute, Stage, Ticket
+from everflow.topology.sources import Source
 from everflow.worker.failures import (
     FailedRows,
     Failures,

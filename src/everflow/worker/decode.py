@@ -44,13 +44,8 @@ from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.json_serde import JsonSerde
 from everflow.topology.batches import BatchInput, as_text, concat
 from everflow.topology.partitioners import KeyPartitioner, partitioner_name, partitions_of
-from everflow.topology.plan import (
-    DEAD_LETTER_SLOT,
-    DEAD_LETTER_TYPE,
-    PhysicalPlan,
-    Source,
-    sources_of_logs,
-)
+from everflow.topology.plan import DEAD_LETTER_SLOT, DEAD_LETTER_TYPE, PhysicalPlan
+from everflow.topology.sources import Source, sources_of_logs
 from everflow.user_program import class_of, error_text, shown, writable
 from everflow.worker.failures import DescribedFailure, RecordFailure, SparkSays, stack_of
 from everflow.worker.times import far_times, odd_times, refuse_negative, timely

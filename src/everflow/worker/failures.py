@@ -34,7 +34,7 @@ from everflow.operators.user_code import require_users
 from everflow.protocol.messages import BadEntry, BadRecord, BatchFailure, CodeLine
 from everflow.records import EdgeBatch, TopicPartition
 from everflow.serdes import SerdeError
-from everflow.topology.plan import Source
+from everflow.topology.sources import Source
 from everflow.travel.own_code import INSTALLED_FOLDERS
 from everflow.user_program import (
     COLUMN_IN_FUNCTION,

@@ -33,7 +33,7 @@ from everflow.records import (
     listed_headers,
 )
 from everflow.state.left_out import as_written
-from everflow.topology.plan import Source
+from everflow.topology.sources import Source
 from everflow.worker.decode import Judge, decoded_records, raw_records
 from everflow.worker.failures import Sources, UndecodableRecord, record_at
 from everflow.worker.task_step import SinkOutput, StepResult

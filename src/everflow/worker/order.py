@@ -21,7 +21,8 @@ import numpy.typing as npt
 from everflow.records import EdgeBatch, Int64, OffsetRange, TaskId, TopicPartition
 from everflow.topology.arrival import DIGIT, Way, Ways
 from everflow.topology.batches import BatchInput, appended, concat, empty_like, in_order
-from everflow.topology.plan import AskOp, NodeOp, SinkOp, Source, StatefulOp, sources_of_logs
+from everflow.topology.plan import AskOp, NodeOp, SinkOp, StatefulOp
+from everflow.topology.sources import Source, sources_of_logs
 
 # --- what an operator gets ------------------------------------------------------------------------
 

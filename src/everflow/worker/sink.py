@@ -52,7 +52,7 @@ from everflow.state.changelog import fold
 from everflow.state.left_out import KeptEntry, as_written
 from everflow.state.store import left_out_topic
 from everflow.state.store_meta import NO_INPUTS, Owner
-from everflow.topology.plan import sources_of_logs
+from everflow.topology.sources import sources_of_logs
 from everflow.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT
 from everflow.worker.crash_points import COMMITTED as POINT_COMMITTED
 from everflow.worker.failures import Sources

@@ -42,7 +42,8 @@ from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
 from everflow.topology.batches import appended, empty_like, in_order
 from everflow.topology.graph import Inputs, ProcessorOperator, SharingProcessor, Surroundings
-from everflow.topology.plan import AskOp, StatefulOp, sources_of_logs
+from everflow.topology.plan import AskOp, StatefulOp
+from everflow.topology.sources import sources_of_logs
 from everflow.user_program import class_of, error_text
 from everflow.worker.failures import (
     DescribedFailure,

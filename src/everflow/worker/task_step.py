@@ -52,11 +52,11 @@ from everflow.topology.plan import (
     NodeOp,
     PhysicalPlan,
     SinkOp,
-    Source,
     StatefulOp,
     StepOp,
     TimeOp,
 )
+from everflow.topology.sources import Source
 from everflow.user_program import one_line, shown
 from everflow.worker.failures import FailedRows, Failures, RecordFailure, Sources, raise_all
 from everflow.worker.order import Order, Records, merge_inputs, merge_tasks

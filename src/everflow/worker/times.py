@@ -25,7 +25,8 @@ from everflow.topology.graph import (
     UsePartitionTimeOnInvalidTimestamp,
     WallclockTimestampExtractor,
 )
-from everflow.topology.plan import Source, TimeOp, sources_of_logs
+from everflow.topology.plan import TimeOp
+from everflow.topology.sources import Source, sources_of_logs
 from everflow.user_program import shown
 from everflow.worker.failures import Failures, Sources
 

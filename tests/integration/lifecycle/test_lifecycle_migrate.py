@@ -407,6 +407,7 @@ def test_a_function_that_raises_for_one_value_leaves_the_old_version_running(
         assert f"{found.before.id}-counts-changelog-" in said
         assert "w7" in said
         assert "seven" in said
+        assert "--back" in said
         found.write([text("w7", "v", 2_000, 0)])
         found.before.until_processed(old, found.source, f"{found.before.id}-again-repartition")
         assert found.cluster.longs(found.out) == {b"w7": 8}
@@ -426,7 +427,11 @@ def test_members_of_another_program_are_refused(migration: Make) -> None:
         code, said = found.told()
         assert code == 1, said
         assert "EF-MIGRATION-MEMBERS" in said
-        found.before.until_processed(old, found.source)
+        assert found.before.id in said
+        assert "--from" in said
+        found.words(10)
+        found.before.until_processed(old, found.source, f"{found.before.id}-again-repartition")
+        found.require_counted_once()
 
 
 def test_a_new_version_that_cannot_start_or_load_leaves_the_old_one_running(
@@ -454,8 +459,10 @@ def test_a_new_version_that_cannot_start_or_load_leaves_the_old_one_running(
         later.mkdir(parents=True, exist_ok=True)
         metadata = {"format": 99, "application_id": found.after.id}
         (later / "process-metadata").write_text(json.dumps(metadata))
-        with pytest.raises(StateFormatError):
+        with pytest.raises(StateFormatError, match=f"{later} has format 99") as refused:
             found.after.instance(found.topology(INSERTED_AND_RENAMED)).start()
+        assert refused.value.code == "EF-STATE-FORMAT"
+        assert "choose another" in str(refused.value)
         found.words(10)
         found.before.until_processed(old, found.source, between)
         found.require_counted_once()

@@ -89,6 +89,7 @@ def test_a_program_that_does_not_import_is_told_with_its_line() -> None:
     assert refused.exit_code == 2
     assert "EF-PROGRAM" in refused.output
     assert "there_is_no_such_module" in refused.output
+    assert "broken.py:1" in refused.output
 
 
 def test_brokers_that_are_away_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

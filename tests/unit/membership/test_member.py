@@ -132,6 +132,7 @@ class Driven:
         assignor = MemberAssignor(
             me, {0: ["a"]}, {0: ["log"]}, *three, AssignmentRules(), first_nonce=9
         )
+        self.assignor = assignor
         opened: list[Channel] = []
 
         def open_channel(
@@ -306,6 +307,17 @@ def test_hot_warm_ups_are_gathered_and_asked_for_once(driven: Driven) -> None:
     driven.step()
     assert not driven.channel.wanted
     driven.clock.advance(1)
+    driven.step()
+    assert driven.channel.wanted
+
+
+def test_only_a_migrator_hears_at_once_that_copies_do_not_follow(driven: Driven) -> None:
+    driven.given(warmup=frozenset({T1}))
+    driven.member.lost_copies()
+    driven.step()
+    assert not driven.channel.wanted, "a full disk costs no rebalances"
+    driven.assignor.held = frozenset({T1})
+    driven.member.lost_copies()
     driven.step()
     assert driven.channel.wanted
 

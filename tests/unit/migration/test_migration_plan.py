@@ -254,8 +254,8 @@ def test_a_mark_of_the_longest_name_fits_beside_an_offset(length: int) -> None:
             stream = builder.stream(topic, key=serdes.string(), value=VALUE)
             stream.group_by_key().count(store=f"{number:0{length}d}")
 
-    new = program(many, "shop-2", **topics)
-    mark = Mark(FILLED, "x" * 249, planned(program(many, "shop", **topics), new).digest)
+    new = program(many, "shop-2", "none", **topics)
+    mark = Mark(FILLED, "x" * 249, planned(program(many, "shop", "none", **topics), new).digest)
     assert len(format_metadata(mark.batch_id, {}, new.layouts)) <= MOST_BYTES
     assert new.layouts
 
@@ -389,6 +389,17 @@ def test_windows_are_cut_off_where_they_came_behind_the_topic(
     found = plan(windowed_rows(between, 4), windowed_rows(between, 8))
     (move,) = (move for move in found.moves if move.store == "rows")
     assert (move.form, move.window_bytes) == (Form.KEY, window_bytes)
+
+
+def test_windows_that_the_new_program_hashes_are_hashed() -> None:
+    """And the other way round; in as many partitions nothing is copied to another one."""
+    for before, window_bytes in ((False, 0), (True, 8)):
+        found = plan(windowed_rows(before, 4), windowed_rows(not before, 8))
+        (move,) = (move for move in found.moves if move.store == "rows")
+        assert (move.form, move.window_bytes) == (Form.KEY, window_bytes)
+        said = refused(windowed_rows(before, 4), windowed_rows(not before, 4))
+        assert "store rows" in said
+        assert "windows" in said
 
 
 def test_the_time_of_a_node_without_a_store_follows_it() -> None:

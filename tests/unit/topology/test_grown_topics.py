@@ -21,7 +21,8 @@ from everflow.topology.graph import SourceNode
 from everflow.topology.grown_topics import grown_topics, misfits, read_before, with_shares
 from everflow.topology.idle_sources import idle_sources
 from everflow.topology.patterns import growth, why_not_grown
-from everflow.topology.plan import plan, sources_of_logs
+from everflow.topology.plan import plan
+from everflow.topology.sources import sources_of_logs
 from everflow.topology.subtopologies import cut, fixed_tasks, internal_names, internal_topics
 
 TEXT = serdes.string()

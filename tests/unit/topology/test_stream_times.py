@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
+
 from everflow import (
+    Stores,
     StreamsBuilder,
     TimeWindows,
     Topology,
@@ -13,7 +16,7 @@ from everflow.protocol.messages import format_metadata
 from everflow.topology.compatibility import layouts_to_keep
 from everflow.topology.idle_sources import MOST_BYTES, bytes_for_layouts, program_times
 from everflow.topology.store_layouts import TIMES, from_json, kept_text
-from everflow.topology.stream_times import timed_by, times_now, times_text
+from everflow.topology.stream_times import shared_by, timed_by, times_now, times_text
 from everflow.topology.subtopologies import cut
 
 TEXT = serdes.string()
@@ -62,6 +65,32 @@ def test_a_source_s_time_follows_its_topic() -> None:
     found = {before: 5, f"{before}/in-b/idle": 6}
     now = times_now(found, times_text(timed_by(old)), timed_by(new))
     assert now == {sources[of_b]: 5, f"{sources[of_b]}/in-b/idle": 6}
+
+
+def noted(*, by: int, inserted: bool = False) -> Topology:
+    """So many processors that use one store, each with a stream time."""
+    builder, seen = StreamsBuilder(), Stores.key_value("seen", key=TEXT, value=TEXT)
+    words = builder.stream("in", key=TEXT, value=TEXT)
+    if inserted:
+        words = words.filter(lambda key, value: True)
+    for _ in range(by):
+        words.process(lambda record, context: None, stores=[seen])
+    return builder.build()
+
+
+@pytest.mark.parametrize("inserted", [False, True])
+def test_the_time_of_a_store_that_two_have_shared_goes_to_the_one_that_has_it(
+    inserted: bool,
+) -> None:
+    old, new = noted(by=2), noted(by=1, inserted=inserted)
+    first, second = shared_by(old)
+    assert shared_by(old) == {first: "seen", second: "seen"}
+    assert not shared_by(new)
+    found = {first: 100, f"{first}/tick": 7, second: 200, f"{second}/tick": 5}
+    kept = from_json(json.loads(kept_text({}, cut(old), [], 3_000)))
+    here = node_of_store(new, "seen")
+    assert times_now(found, kept[TIMES], timed_by(new)) == {here: 200, f"{here}/tick": 7}
+    assert times_now(found, kept[TIMES], timed_by(old)) == found, "shared ones go by their names"
 
 
 def test_a_time_waits_for_an_operator_that_comes_back() -> None:

@@ -41,7 +41,7 @@ from everflow.state.store_meta import Owner
 from everflow.topology.batches import BatchInput
 from everflow.topology.idle_sources import IdleSource
 from everflow.topology.partitioners import OF_WINDOWS, KeyFunction, KeyPartitioner
-from everflow.topology.plan import Source
+from everflow.topology.sources import Source
 from everflow.windows import Windowed
 from everflow.worker import columns, serve
 from everflow.worker.columns import ColumnClient, ColumnsFailed

@@ -48,7 +48,8 @@ from everflow.state.changelog import pack_value
 from everflow.state.left_out import KeptEntry
 from everflow.state.lmdb_store import LmdbStore
 from everflow.topology.batches import BatchInput
-from everflow.topology.plan import DEAD_LETTER_SLOT, DEAD_LETTER_TYPE, Source
+from everflow.topology.plan import DEAD_LETTER_SLOT, DEAD_LETTER_TYPE
+from everflow.topology.sources import Source
 from everflow.worker.columns import seen
 from everflow.worker.decode import Fault, Judge, LogDecoder
 from everflow.worker.failures import DescribedFailure, RecordFailure, failure_of, serde_outage

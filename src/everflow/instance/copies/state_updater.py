@@ -146,9 +146,10 @@ class UpdaterServices:
     partition yet, one for each role. ``stable_ends``: of logs whose leaders answer. ``prepare(task,
     store, state, incarnation)``: the opened, claimed and judged store. ``distrust(task, store,
     reason)``: the next ``prepare`` rebuilds it. ``became_hot``: a copy has reached
-    ``acceptable.recovery.lag``. ``restores``: the progress of warm-ups; must not raise.
-    ``standbys``: the user's listener. ``taken(task, changelog, position, chunk)``: the records that
-    enter the store. ``doubt_topics``: logs of these lack the next records: created again?"""
+    ``acceptable.recovery.lag``. ``lost``: no copy follows any more, for now. ``restores``: the
+    progress of warm-ups; must not raise. ``standbys``: the user's listener. ``taken(task,
+    changelog, position, chunk)``: the records that enter the store. ``doubt_topics``: logs of these
+    lack the next records: created again?"""
 
     open_follower: Callable[[], Follower]
     states: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, ChangelogState]]
@@ -157,6 +158,7 @@ class UpdaterServices:
     distrust: Callable[[TaskId, str, str], None]
     restores: RestoreListener
     became_hot: Callable[[TaskId], None] = lambda task: None
+    lost: Callable[[], None] = lambda: None
     standbys: Callable[[], StandbyUpdateListener | None] = lambda: None
     new_incarnation: Callable[[], str] = lambda: "standby"
     paused: Callable[[], bool] = lambda: False
@@ -287,6 +289,8 @@ class StateUpdater:
         for task in tasks:
             self._open_anew(task)
         self._retry_ms = self.clock.monotonic_ms() + SAY_EVERY_MS
+        self._publish()
+        self.services.lost()
         try:
             self._lanes.close()
         except Exception as error:

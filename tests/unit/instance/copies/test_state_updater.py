@@ -352,6 +352,8 @@ def test_the_thread_survives_a_fault_and_serves_drops_while_it_waits(tmp_path: P
     world.updater.start()
     try:
         wait_until(lambda: world.asked_ends == 1 and not world.positions, 10, "the fault")
+        wait_until(lambda: bool(world.lost), 10, "the word that no copy follows")
+        assert world.lost[0] == {}, "the member's next word is without them"
         given: list[Sequence[StandbyTask]] = []
         world.updater.drop([A], SuspendReason.PROMOTED, given.append)
         wait_until(lambda: bool(given), 5, "the task, before the next try", lambda: [world.told])

@@ -137,6 +137,7 @@ class World:
         self.slow_ms = 0.0
         """How long such a question takes."""
         self.hot: list[TaskId] = []
+        self.lost: list[Mapping[TaskId, object]] = []
         self.doubted = set[str]()
         self.told: list[str] = []
         self.began: list[RestoreProgress] = []
@@ -155,6 +156,7 @@ class World:
                 self.directory.store_path(task, store), reason
             ),
             became_hot=self.hot.append,
+            lost=lambda: self.lost.append(dict(self.updater.followed())),
             restores=self.tracker,
             standbys=lambda: self,
             paused=lambda: self.paused,
