@@ -234,6 +234,7 @@ class MemberAssignor:
         self._counted = self._subtopologies  # as of the last assignment
         self._changelogs = {index: tuple(topics) for index, topics in changelogs.items()}
         self._offset_sums, self._end_sums, self._racks = offset_sums, end_sums, racks
+        self._told_sums: Mapping[TaskId, int] = {}
         self._rules = rules
         self._decide = decide
         self._max_delay_ms = max_delay_ms
@@ -291,6 +292,14 @@ class MemberAssignor:
             task for task in tasks if self._changelogs.get(task.subtopology) and task not in on_disk
         )
 
+    def is_told(self, task: TaskId) -> bool:
+        """True of a held copy that is near what the last join said of it: the leader gives it to
+        nobody, and the migrator takes that word. It is as near as a copy that has caught up."""
+        if task not in self.held or task not in self._told_sums:
+            return False
+        moved = self._offset_sums().get(task, 0) - self._told_sums[task]
+        return 0 <= moved <= self._rules.acceptable_lag
+
     def user_data(self) -> bytes:
         """This member's bytes; they differ from join to join (scenario 20)."""
         claims = self._claims()
@@ -298,13 +307,14 @@ class MemberAssignor:
             self._nonce = (self._nonce + 1) & 0xFFFFFFFF
             nonce = self._nonce
         self._end_sums.refresh()
+        self._told_sums = dict(self._offset_sums())
         me = self.identity
         data = UserData(
             process_id=me.process_id,
             owned=claims.owned,
             generation=claims.generation,
             threads=me.threads,
-            offset_sums=self._offset_sums(),
+            offset_sums=self._told_sums,
             rack=me.rack,
             tags=me.tags,
             endpoint=me.endpoint,

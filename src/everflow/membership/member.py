@@ -97,11 +97,14 @@ class FollowUps:
     the next join says anyway is not asked for again. Pure, not thread-safe; monotonic times in
     ms."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[TaskId], bool] = lambda _: False) -> None:
+        """``told``: true of a task of which nobody in the group waits for word that is newer."""
+        self._told = told
         self._asked: str | None = None
         self._hot: dict[TaskId, float] = {}  # not announced to the group yet -> when it is due
         # announced with a join -> how long to wait before the next time
         self._announced: dict[TaskId, float] = {}
+        self._quiet: dict[TaskId, float] = {}  # until when an announced one that is told is quiet
         self._standby: frozenset[TaskId] = frozenset()
         self._unasked: frozenset[TaskId] = frozenset()  # standbys for which nobody waits
         self._probe_at: float | None = None
@@ -151,6 +154,7 @@ class FollowUps:
                 del self._announced[task]
             elif task not in self._hot:
                 self._hot[task] = now_ms + wait
+                self._quiet[task] = now_ms + AGAIN_AT_MOST_MS
                 self._announced[task] = min(2 * wait, AGAIN_AT_MOST_MS)
         if followup_ms is None:
             self._probe_at = None
@@ -169,6 +173,10 @@ class FollowUps:
         """Why to ask for a rebalance now, or None. The same reason is given once per join."""
         if rebalancing or self._requested:
             return None
+        for task, at_ms in self._hot.items():
+            until_ms = self._quiet.get(task, at_ms)
+            if at_ms <= now_ms < until_ms and task in self._announced and self._told(task):
+                self._hot[task] = min(now_ms + AGAIN_MS, until_ms)
         why = self._asked
         if why is None and self._hot and min(self._hot.values()) <= now_ms:
             why = self._caught_up()
@@ -311,7 +319,7 @@ class GroupMember:
         self._joined_ms: float | None = None
         """When the first join after the last answer went out."""
         self._why_asked = ""
-        self._follow_ups = FollowUps()
+        self._follow_ups = FollowUps(assignor.is_told)
         self._asking = threading.Lock()  # for _follow_ups, and for giving everything up
         self._revoking = threading.Event()
         self.wake = threading.Event()

@@ -145,6 +145,22 @@ def test_a_task_whose_number_is_fixed_gets_each_of_its_partitions() -> None:
     assert assignor().task_of(TopicPartition("a", 2)) == TASK_2
 
 
+def test_the_word_of_a_held_copy_stands_until_it_has_moved_on() -> None:
+    ports = Ports({TASK_1: 100, TASK_2: 100})
+    one = assignor(ports)
+    one.held = frozenset({TASK_1})
+    assert not one.is_told(TASK_1)
+    one.user_data()
+    assert [one.is_told(task) for task in (TASK_0, TASK_1, TASK_2)] == [False, True, False]
+    for moved, told in ((110, True), (111, False), (90, False)):
+        ports.sums[TASK_1] = moved
+        assert one.is_told(TASK_1) is told, moved
+    one.user_data()
+    assert one.is_told(TASK_1)
+    one.held = frozenset()
+    assert not one.is_told(TASK_1)
+
+
 def test_each_join_sends_other_bytes_and_what_holds_now() -> None:
     ports = Ports({TASK_2: 77})
     me = Identity(
