@@ -76,9 +76,9 @@ def _other_program(
     return IncompatibleTopologyError(
         f"Application {group_id}: this instance's program does not fit the one that the group "
         f"runs, so it was refused; the others "
-        f"go on. {shown}\nStart it under an application.id of its own, or, where no store has "
-        f"other types, stop all "
-        "instances before the new program starts.",
+        f"go on. {shown}\nAsk everflow check what the change needs: everflow migrate carries the "
+        "state over while the others run. Or start it under an application.id of its own, or, "
+        "where no store has other types, stop all instances before the new program starts.",
         difference=differs,
     )
 
