@@ -294,11 +294,12 @@ class MemberAssignor:
 
     def is_told(self, task: TaskId) -> bool:
         """True of a held copy that is near what the last join said of it: the leader gives it to
-        nobody, and the migrator takes that word. It is as near as a copy that has caught up."""
+        nobody, and the migrator takes that word as long as the end is within
+        ``acceptable.recovery.lag`` of it: half is for what the copy itself is behind the end."""
         if task not in self.held or task not in self._told_sums:
             return False
         moved = self._offset_sums().get(task, 0) - self._told_sums[task]
-        return 0 <= moved <= self._rules.acceptable_lag
+        return 0 <= moved <= self._rules.acceptable_lag // 2
 
     def user_data(self) -> bytes:
         """This member's bytes; they differ from join to join (scenario 20)."""

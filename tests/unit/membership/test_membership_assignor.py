@@ -152,7 +152,7 @@ def test_the_word_of_a_held_copy_stands_until_it_has_moved_on() -> None:
     assert not one.is_told(TASK_1)
     one.user_data()
     assert [one.is_told(task) for task in (TASK_0, TASK_1, TASK_2)] == [False, True, False]
-    for moved, told in ((110, True), (111, False), (90, False)):
+    for moved, told in ((105, True), (106, False), (90, False)):
         ports.sums[TASK_1] = moved
         assert one.is_told(TASK_1) is told, moved
     one.user_data()
