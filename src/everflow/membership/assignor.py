@@ -292,14 +292,15 @@ class MemberAssignor:
             task for task in tasks if self._changelogs.get(task.subtopology) and task not in on_disk
         )
 
-    def is_told(self, task: TaskId) -> bool:
-        """True of a held copy that is near what the last join said of it: the leader gives it to
-        nobody, and the migrator takes that word as long as the end is within
-        ``acceptable.recovery.lag`` of it: half is for what the copy itself is behind the end."""
-        if task not in self.held or task not in self._told_sums:
-            return False
-        moved = self._offset_sums().get(task, 0) - self._told_sums[task]
-        return 0 <= moved <= self._rules.acceptable_lag // 2
+    def told(self) -> frozenset[TaskId]:
+        """Held copies that are near what the last join said of them. The leader gives them to
+        nobody, and the migrator takes that word while the end is within ``acceptable.recovery.lag``
+        of it; half of that is for what a copy is behind the end itself."""
+        if not self.held:
+            return frozenset()
+        now, near = self._offset_sums(), self._rules.acceptable_lag // 2
+        said = {task: at for task, at in self._told_sums.items() if task in self.held}
+        return frozenset(task for task, at in said.items() if 0 <= now.get(task, 0) - at <= near)
 
     def user_data(self) -> bytes:
         """This member's bytes; they differ from join to join (scenario 20)."""

@@ -97,9 +97,7 @@ class FollowUps:
     the next join says anyway is not asked for again. Pure, not thread-safe; monotonic times in
     ms."""
 
-    def __init__(self, told: Callable[[TaskId], bool] = lambda _: False) -> None:
-        """``told``: true of a task of which nobody in the group waits for word that is newer."""
-        self._told = told
+    def __init__(self) -> None:
         self._asked: str | None = None
         self._hot: dict[TaskId, float] = {}  # not announced to the group yet -> when it is due
         # announced with a join -> how long to wait before the next time
@@ -169,13 +167,14 @@ class FollowUps:
         self._unasked = frozenset()
         self._probe_at = None
 
-    def due(self, now_ms: float, rebalancing: bool) -> str | None:
-        """Why to ask for a rebalance now, or None. The same reason is given once per join."""
+    def due(self, now_ms: float, rebalancing: bool, told: Collection[TaskId] = ()) -> str | None:
+        """Why to ask for a rebalance now, or None. The same reason is given once per join.
+        ``told``: tasks of which nobody waits for word that is newer than the last join's."""
         if rebalancing or self._requested:
             return None
         for task, at_ms in self._hot.items():
             until_ms = self._quiet.get(task, at_ms)
-            if at_ms <= now_ms < until_ms and task in self._announced and self._told(task):
+            if at_ms <= now_ms < until_ms and task in self._announced and task in told:
                 self._hot[task] = min(now_ms + AGAIN_MS, until_ms)
         why = self._asked
         if why is None and self._hot and min(self._hot.values()) <= now_ms:
@@ -319,7 +318,7 @@ class GroupMember:
         self._joined_ms: float | None = None
         """When the first join after the last answer went out."""
         self._why_asked = ""
-        self._follow_ups = FollowUps(assignor.is_told)
+        self._follow_ups = FollowUps()
         self._asking = threading.Lock()  # for _follow_ups, and for giving everything up
         self._revoking = threading.Event()
         self.wake = threading.Event()
@@ -534,8 +533,9 @@ class GroupMember:
         self._give_up()
         if self._error is not None:
             return  # a poll in vain, of brokers that are away, must not delay the end
+        told = self._assignor.told()
         with self._asking:
-            why = self._follow_ups.due(self._clock.monotonic_ms(), channel.joining)
+            why = self._follow_ups.due(self._clock.monotonic_ms(), channel.joining, told)
         if why is not None:
             rebalance_log.info("Asking for a rebalance: %s", why, extra=ABOUT_ASSIGNMENT)
             self._why_asked = why

@@ -627,16 +627,13 @@ def test_what_the_join_said_is_asked_again_if_the_leader_left_it(follow_ups: Fol
 
 def test_a_held_copy_is_named_again_once_its_word_is_old_or_after_a_minute() -> None:
     """While `everflow migrate` waited the new version was rebalanced after 2, 4, 8, ... seconds."""
-    moved = set[TaskId]()
-    follow_ups = FollowUps(lambda task: task == A and task not in moved)
-    for name, again_ms in (("near", AGAIN_AT_MOST_MS), ("moved", 2 * AGAIN_MS)):
+    follow_ups = FollowUps()
+    for told, again_ms in (({A}, AGAIN_AT_MOST_MS), (set[TaskId](), 2 * AGAIN_MS)):
         follow_ups.became_hot(A, 0.0)
         follow_ups.joining()
         follow_ups.completed((), {A}, None, 0.0)
-        if name == "moved":
-            moved.add(A)
-        asked = [at for at in range(0, 2 * AGAIN_AT_MOST_MS, 500) if follow_ups.due(at, False)]
-        assert asked == [again_ms], name
+        times = range(0, 2 * AGAIN_AT_MOST_MS, 500)
+        assert [at for at in times if follow_ups.due(at, False, told)] == [again_ms]
 
 
 def test_standbys_that_fell_behind_in_a_bounce_cost_no_rebalance(follow_ups: FollowUps) -> None:
