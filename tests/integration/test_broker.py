@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from threading import Event, Thread
 
 import psutil
 import pytest
@@ -20,6 +22,7 @@ from everflow.cli import commands
 from everflow.cli.app import app
 from everflow.cli.topics import create_topics
 from everflow.errors import ConfigError, SetupError
+from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
 
@@ -259,6 +262,39 @@ def test_records_written_are_read_again(bootstrap: str, topic: Callable[..., str
 
     late = everflow(bootstrap, "consume", name, "--from-end", "--timeout", "0.5")
     assert (late.exit_code, late.stdout) == (0, "")
+    none = everflow(bootstrap, "consume", name, "--from-end", "--to-end")
+    assert (none.exit_code, none.stdout) == (0, "")
+
+
+def test_a_topic_that_goes_on_getting_records_is_read_to_its_end_of_now(
+    bootstrap: str, topic: Callable[..., str]
+) -> None:
+    name, stop = topic(), Event()
+    written = 0
+
+    def write() -> None:
+        nonlocal written
+        with closing(RecordWriter({"bootstrap.servers": bootstrap}, None)) as writer:
+            while not stop.is_set():
+                writer.begin()
+                writer.write(name, [None], [b"again"], [1_000])
+                writer.flush(30.0)
+                written += 1
+
+    writing = Thread(target=write)
+    writing.start()
+    try:
+        wait_until(lambda: written > 10, 30.0, "records to be there")
+        before = written
+        read = everflow(bootstrap, "consume", name, "--to-end")
+        assert read.exit_code == 0, read.output
+        assert before <= len(read.stdout.splitlines()) <= written
+    finally:
+        stop.set()
+        writing.join(30.0)
+    fewer = everflow(bootstrap, "consume", name, "--to-end", "--count", str(written + 1))
+    assert fewer.exit_code == 1
+    assert f"{written:,} of {written + 1:,} records" in fewer.stderr
 
 
 def test_bytes_of_another_kind_name_their_record(bootstrap: str, topic: Callable[..., str]) -> None:

@@ -140,7 +140,7 @@ def test_rebalances_around_held_tasks_are_a_migration_s(kept: Kept) -> None:
     kept.settled(T0, T1, decision=decided(None, "one"))
     holding = {"held_back": ["0_0", "0_1"], "held": ["0_0", "0_1"]}
     kept.answered(decision=decided({"one": ["0_0", "0_1"]}, "one", "migrator", **holding))
-    both = {"one": [], "migrator": []}
+    both: Mapping[str, Sequence[str]] = {"one": [], "migrator": []}
     kept.answered(
         asked="revoked tasks are closed", decision=decided(both, "one", "migrator", **holding)
     )

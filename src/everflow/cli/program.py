@@ -321,9 +321,11 @@ def no_such_name(module: str, path: str, known: Sequence[str], place: str) -> To
 
 
 def _listed(wanted: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(wanted, known, n=1)
+    # Without the ending that all files have: `old.py` is not near to `feed.py`.
+    files = {one.removesuffix(".py"): one for one in known}
+    near = difflib.get_close_matches(wanted.removesuffix(".py"), files, n=1)
     listed = ", ".join(known[:_NAMES_SHOWN]) + (" ..." if len(known) > _NAMES_SHOWN else "")
-    return f"{listed}. Did you mean {near[0]!r}?" if near else listed
+    return f"{listed}. Did you mean {files[near[0]]!r}?" if near else listed
 
 
 def _source_of(module: str) -> Path | None:

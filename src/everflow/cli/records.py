@@ -9,7 +9,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -289,14 +289,18 @@ def records(
     timeout_s: float | None,
     status: StatusLine,
     headers: bool,
+    to: Mapping[TopicPartition, int] | None = None,
 ) -> Iterator[ReadRecord]:
-    """Committed records from ``starts`` on, until ``count`` of them or none for ``timeout_s``."""
-    ends = dict.fromkeys(starts, sys.maxsize)
+    """Committed records from ``starts`` on, until ``count`` of them, none for ``timeout_s``, or
+    each partition was read as far as ``to`` says."""
+    ends = dict.fromkeys(starts, sys.maxsize) if to is None else dict(to)
     with closing(LogFetcher.over(config.consumer())) as fetcher:
         fetcher.go_to(starts)
         last = time.monotonic()
         shown = 0
-        while count is None or shown < count:
+        while any(fetcher.positions[tp] < end for tp, end in ends.items()):
+            if count is not None and shown >= count:
+                return
             most = _AT_ONCE if count is None else min(_AT_ONCE, count)
             try:
                 found = fetcher.take(ends, _POLL_S, most_records=most)

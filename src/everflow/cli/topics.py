@@ -303,10 +303,18 @@ def consume(
         float | None,
         typer.Option(
             min=0.0,
-            help="Stop when no record arrives for this many seconds. Exit code 1 if fewer than "
-            "--count records arrived.",
+            help="Stop when no record arrives for this many seconds, as kafka-console-consumer's "
+            "--timeout-ms: where records go on arriving, never. Exit code 1 if fewer than --count "
+            "records arrived.",
         ),
     ] = None,
+    to_end: Annotated[
+        bool,
+        typer.Option(
+            "--to-end",
+            help="Stop at the end that the topic has now, as kcat's -e; later records are left.",
+        ),
+    ] = False,
     output: Form = Output.text,
 ) -> None:
     """Print the committed records of a topic, one per line as key<TAB>value (json: an object with
@@ -319,17 +327,16 @@ def consume(
         starts = admin.list_offsets(
             partitions, "earliest" if from_beginning else "latest", "read_committed"
         )
+        ends = admin.list_offsets(partitions, "latest", "read_committed") if to_end else None
         as_json, people = output is Output.json, sys.stdout.isatty()
         seen, shown = 0, json_of if as_json else text_of
-        for record in records(config, starts, count, timeout, status, headers=as_json):
+        for record in records(config, starts, count, timeout, status, as_json, ends):
             line = shown(record, key, value, window)
             if people:
                 line = printable(line, keep="\t")
             typer.echo(line, color=True)  # else it takes colours out of what is piped
             seen += 1
     if count is not None and seen < count:
-        typer.echo(
-            (f"{seen:,} of {count:,} records of {topic}: no further one came for {timeout:g} s"),
-            err=True,
-        )
+        why = "that is its end" if to_end else f"no further one came for {timeout:g} s"
+        typer.echo(f"{seen:,} of {count:,} records of {topic}: {why}", err=True)
         raise typer.Exit(1)

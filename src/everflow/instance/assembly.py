@@ -51,7 +51,7 @@ from everflow.kafka.reading.record_columns import LogChunk
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.kafka.writing.transaction import GroupMetadata, fence_all
 from everflow.kafka.writing.writer_settings import QUEUE
-from everflow.logs import JsonLines, LogFile, log_path, some
+from everflow.logs import ABOUT_ASSIGNMENT, JsonLines, LogFile, log_path, rebalance_log, some
 from everflow.membership.assignor import Identity, MemberAssignor
 from everflow.membership.member import GroupMember
 from everflow.membership.own_assignor import decision, patience_s
@@ -532,10 +532,11 @@ class ClusterPorts:
             tasks=blueprint.tasks,
         )
         if blueprint.filled_from is not None:
-            log.info(
+            rebalance_log.info(
                 "The state of %s is being copied here: this instance follows it, and gets tasks "
                 "once everflow migrate has switched",
                 blueprint.filled_from,
+                extra=ABOUT_ASSIGNMENT,
             )
             assignor.held = blueprint.every_task()
             self._switch = SwitchWatch(

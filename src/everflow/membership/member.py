@@ -76,9 +76,9 @@ def _other_program(
     return IncompatibleTopologyError(
         f"Application {group_id}: this instance's program does not fit the one that the group "
         f"runs, so it was refused; the others "
-        f"go on. {shown}\nStart it under an application.id of its own, or, where no store has "
-        f"other types, stop all "
-        "instances before the new program starts.",
+        f"go on. {shown}\nAsk everflow check what the change needs: everflow migrate carries the "
+        "state over while the others run. Or start it under an application.id of its own, or, "
+        "where no store has other types, stop all instances before the new program starts.",
         difference=differs,
     )
 
@@ -102,6 +102,7 @@ class FollowUps:
         self._hot: dict[TaskId, float] = {}  # not announced to the group yet -> when it is due
         # announced with a join -> how long to wait before the next time
         self._announced: dict[TaskId, float] = {}
+        self._quiet: dict[TaskId, float] = {}  # until when an announced one that is told is quiet
         self._standby: frozenset[TaskId] = frozenset()
         self._unasked: frozenset[TaskId] = frozenset()  # standbys for which nobody waits
         self._probe_at: float | None = None
@@ -151,6 +152,7 @@ class FollowUps:
                 del self._announced[task]
             elif task not in self._hot:
                 self._hot[task] = now_ms + wait
+                self._quiet[task] = now_ms + AGAIN_AT_MOST_MS
                 self._announced[task] = min(2 * wait, AGAIN_AT_MOST_MS)
         if followup_ms is None:
             self._probe_at = None
@@ -165,10 +167,15 @@ class FollowUps:
         self._unasked = frozenset()
         self._probe_at = None
 
-    def due(self, now_ms: float, rebalancing: bool) -> str | None:
-        """Why to ask for a rebalance now, or None. The same reason is given once per join."""
+    def due(self, now_ms: float, rebalancing: bool, told: Collection[TaskId] = ()) -> str | None:
+        """Why to ask for a rebalance now, or None. The same reason is given once per join.
+        ``told``: tasks of which nobody waits for word that is newer than the last join's."""
         if rebalancing or self._requested:
             return None
+        for task, at_ms in self._hot.items():
+            until_ms = self._quiet.get(task, at_ms)
+            if at_ms <= now_ms < until_ms and task in self._announced and task in told:
+                self._hot[task] = min(now_ms + AGAIN_MS, until_ms)
         why = self._asked
         if why is None and self._hot and min(self._hot.values()) <= now_ms:
             why = self._caught_up()
@@ -531,8 +538,9 @@ class GroupMember:
         self._give_up()
         if self._error is not None:
             return  # a poll in vain, of brokers that are away, must not delay the end
+        told = self._assignor.told()
         with self._asking:
-            why = self._follow_ups.due(self._clock.monotonic_ms(), channel.joining)
+            why = self._follow_ups.due(self._clock.monotonic_ms(), channel.joining, told)
         if why is not None:
             rebalance_log.info("Asking for a rebalance: %s", why, extra=ABOUT_ASSIGNMENT)
             self._why_asked = why

@@ -730,13 +730,19 @@ def layouts_to_keep(
     }
     if wrong:
         differs = listing(wrong[name] for name in sorted(wrong))
+        can_be_carried = effect_of(list(wrong.values())) < Effect.RESET
+        both = (
+            "To keep both, run the old program and carry the state over with everflow migrate. "
+            if can_be_carried
+            else ""
+        )
         raise StoreLayoutError(
             f"Application {application_id} has stored something else than this program reads, so "
             f"it was not started.\n{differs}\nRead as it is written now, what is stored would give "
             "wrong figures. Nothing was read or changed; instances that run the old program go on."
-            "\nTo keep what is stored, write the operator as it was. To keep the change, give the "
-            "program an application.id of its own: it makes its stores anew, from the input as "
-            "auto.offset.reset says; or give the store another name and start once with "
+            f"\n{both}To keep what is stored, write the operator as it was. To keep the change, "
+            "give the program an application.id of its own: it makes its stores anew, from the "
+            "input as auto.offset.reset says; or give the store another name and start once with "
             "--create-new-topics: it begins empty, with what is read from then on.\n"
             f"{start_over(application_id)}",
             difference=differs,

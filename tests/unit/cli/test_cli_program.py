@@ -83,6 +83,7 @@ def test_a_module_is_run_whatever_its_name(folder: Path, name: str) -> None:
         ("jobs:topology", "FILE.py:NAME; it holds: first.py, second.py"),
         ("jobs/:topology", "jobs is a folder"),
         ("jobs/fist.py:topology", "Did you mean 'first.py'?"),
+        ("jobs/lost.py:topology", "are: first.py, second.py; "),  # the ending is no likeness
         ("jobs/first:topology", "Did you mean 'first.py'?"),
         ("absent/app.py:topology", "no file absent/app.py"),
         ("app.v2.py:topology", "Rename the file, e.g. app_v2.py"),

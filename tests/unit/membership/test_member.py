@@ -31,6 +31,7 @@ from everflow.errors import (
 from everflow.kafka.group_channel import GroupAssignor, GroupListener, GroupSettings
 from everflow.membership.assignor import Identity, MemberAssignor
 from everflow.membership.member import (
+    AGAIN_AT_MOST_MS,
     AGAIN_MS,
     AT_ONCE_GAP_MS,
     CLASH_MARGIN_MS,
@@ -634,6 +635,17 @@ def test_what_the_join_said_is_asked_again_if_the_leader_left_it(follow_ups: Fol
     follow_ups.completed((), {A}, None, 20_000.0)
     assert follow_ups.due(19_999.0 + 2 * AGAIN_MS, False) is None
     assert follow_ups.due(20_000.0 + 2 * AGAIN_MS, False)
+
+
+def test_a_held_copy_is_named_again_once_its_word_is_old_or_after_a_minute() -> None:
+    """While `everflow migrate` waited the new version was rebalanced after 2, 4, 8, ... seconds."""
+    follow_ups = FollowUps()
+    for told, again_ms in (({A}, AGAIN_AT_MOST_MS), (set[TaskId](), 2 * AGAIN_MS)):
+        follow_ups.became_hot(A, 0.0)
+        follow_ups.joining()
+        follow_ups.completed((), {A}, None, 0.0)
+        times = range(0, 2 * AGAIN_AT_MOST_MS, 500)
+        assert [at for at in times if follow_ups.due(at, False, told)] == [again_ms]
 
 
 def test_standbys_that_fell_behind_in_a_bounce_cost_no_rebalance(follow_ups: FollowUps) -> None:

@@ -145,6 +145,22 @@ def test_a_task_whose_number_is_fixed_gets_each_of_its_partitions() -> None:
     assert assignor().task_of(TopicPartition("a", 2)) == TASK_2
 
 
+def test_the_word_of_a_held_copy_stands_until_it_has_moved_on() -> None:
+    ports = Ports({TASK_1: 100, TASK_2: 100})
+    one = assignor(ports)
+    one.held = frozenset({TASK_1})
+    assert not one.told()
+    one.user_data()
+    assert one.told() == {TASK_1}
+    for moved, told in ((105, True), (106, False), (90, False)):
+        ports.sums[TASK_1] = moved
+        assert (one.told() == {TASK_1}) is told, moved
+    one.user_data()
+    assert one.told()
+    one.held = frozenset()
+    assert not one.told()
+
+
 def test_each_join_sends_other_bytes_and_what_holds_now() -> None:
     ports = Ports({TASK_2: 77})
     me = Identity(

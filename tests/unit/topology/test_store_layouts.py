@@ -219,6 +219,7 @@ def test_the_message_says_where_what_and_what_to_do() -> None:
     ]
     assert refused.value.difference.splitlines() == told[1:5]
     for cure in (
+        "everflow migrate",
         "write the operator as it was",
         "an application.id of its own",
         "To start shop over from its input: stop all",
