@@ -26,8 +26,14 @@ NOT_SPREAD = re.compile(r"global_table|lookup_join|Stores\.|by=F|max_records")
 results go by the number of keys in a task."""
 
 
+ONE_OF_TWO = r"^table\.\w*join\(.*on="
+"""A foreign key's two ways give results of which only the last is fixed (docs/differences.md)."""
+BY_NEIGHBOURS = r'every\("'
+"""The first key of a task that moves stream time on has one early result less than the others."""
+
+
 class Program(NamedTuple):
-    """``last``: of its results only the last one of each key is fixed (docs/differences.md)."""
+    """``last``: of its results only the last one of each key is fixed."""
 
     name: str
     family: Family
@@ -39,11 +45,15 @@ class Program(NamedTuple):
 def programs(pages: Sequence[str], prefix: str, spread: bool) -> Iterator[Program]:
     for name, family in (one for page in pages for one in PAGES[page].items()):
         for at, source in enumerate(family.programs.values()):
-            # One foreign key for all would have one partition.
-            source = source.replace('on=F.lit("k")', 'on=F.col("key")') if spread else source
+            if spread:
+                # One foreign key for all would have one partition, and results of one key from
+                # several tasks have no order.
+                source = source.replace('on=F.lit("k")', 'on=F.col("key")')
+                source = source.replace('key=F.lit("k")', 'key=F.concat(F.lit("k"), "key")')
             if not (spread and NOT_SPREAD.search(source)):
                 own = f"{name}-{at}"
-                last = re.match(r"^table\.\w*join\(.*on=", source) is not None
+                loose = f"{ONE_OF_TWO}|{BY_NEIGHBOURS}" if spread else ONE_OF_TWO
+                last = re.search(loose, source) is not None
                 yield Program(own, family, source, f"{prefix}-{own}-out", last)
 
 

@@ -198,8 +198,7 @@ def test_renamed_stores_of_every_kind_go_on_behind_one_more_operator(
     results, stores = found.wanted
     assert shown == stores
     read = found.found()
-    for topic in results:
-        assert read[topic] == results[topic], topic
+    assert not {one: (read[one], results[one]) for one in results if read[one] != results[one]}
 
 
 @pytest.mark.slow
@@ -217,5 +216,4 @@ def test_stores_of_every_kind_are_spread_over_more_partitions(
         name: sorted(map(repr, one)) for name, one in stores.items()
     }
     read = found.found()
-    for topic in results:
-        assert read[topic] == results[topic], topic
+    assert not {one: (read[one], results[one]) for one in results if read[one] != results[one]}

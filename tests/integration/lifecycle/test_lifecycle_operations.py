@@ -38,7 +38,13 @@ from everflow import (
     serdes,
 )
 from everflow import Record as ProcessorRecord
-from everflow.errors import EverflowError, RecordError, ShutdownRequestedError, TaskTimeoutError
+from everflow.errors import (
+    EverflowError,
+    PunctuatorError,
+    RecordError,
+    ShutdownRequestedError,
+    TaskTimeoutError,
+)
 from everflow.instance import assembly, kafka_streams, life
 from everflow.instance.client_state import ClientState
 from everflow.instance.thread.stream_thread import StreamThread
@@ -426,6 +432,27 @@ def failing(source: str, output: str, flag: Path) -> Topology:
     return builder.build()
 
 
+def failing_call(source: str, output: str, flag: Path) -> Topology:
+    """While the file is there, each call of the first task's clock fails."""
+    there = str(flag)
+
+    class Calls(Processor):
+        def process(self, record: ProcessorRecord) -> None:
+            self.context.forward(record)
+
+        @punctuate("1 ms")
+        def tick(self, time: int) -> None:
+            if self.context.task_id.partition == 0 and Path(there).exists():
+                raise ValueError("the service is away")
+
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    stream.process(Calls, returns=("string", "string")).to(
+        output, key=serdes.string(), value=serdes.string()
+    )
+    return builder.build()
+
+
 def test_an_instance_counts_once_whatever_happens_on_the_wire(
     own_proxy: KafkaProxy, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -475,11 +502,20 @@ def test_an_instance_counts_once_whatever_happens_on_the_wire(
     behind.close()
 
 
-def test_a_failing_task_rests_alone(app: Application, cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("build", "kind"), [(failing, RecordError), (failing_call, PunctuatorError)]
+)
+def test_a_failing_task_rests_alone(
+    app: Application,
+    cluster: Cluster,
+    tmp_path: Path,
+    build: Callable[[str, str, Path], Topology],
+    kind: type[EverflowError],
+) -> None:
     source, output = cluster.topic("in", FAULT_PARTITIONS), cluster.topic("out", FAULT_PARTITIONS)
     flag = tmp_path / "service-is-away"
     flag.touch()
-    streams = app.instance(failing(source, output, flag))
+    streams = app.instance(build(source, output, flag))
     met: list[EverflowError] = []
 
     def handler(error: EverflowError) -> StreamThreadExceptionResponse:
@@ -493,7 +529,7 @@ def test_a_failing_task_rests_alone(app: Application, cluster: Cluster, tmp_path
         until_running(streams)
         cluster.write(source, [text("bad", "1", 1, 0), text("good", "1", 1, 1)])
         wait_until(lambda: met, WAIT_S, "the handler to be called")
-        assert isinstance(met[0], RecordError)
+        assert isinstance(met[0], kind)
         wait_until(lambda: len(cluster.read(output)) == 1, WAIT_S, "the other task's record")
         cluster.write(source, [text("good", "2", 2, 1)])
         wait_until(lambda: len(cluster.read(output)) == 2, WAIT_S, "its next one")
