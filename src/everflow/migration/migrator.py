@@ -550,24 +550,21 @@ class Migrator:
             )
         stateful = self._changelogs_of_new_tasks()
         anywhere = dict.fromkeys((tp for tps in stateful.values() for tp in tps), 0)
-
-        def copied() -> None:
-            members = seen_members(self.admin.members(self.plan.new, REQUEST_S, settled=True))
-            if lost := stateful.keys() - near_tasks(members or (), stateful, anywhere, 0):
-                raise RetriableError(f"no word of {some(sorted(lost))}")
-
         limit = Deadline(self.clock, FOLLOW_AGAIN_MS)
-        what = f"asking {self.plan.new} for its copies"
-        try:
-            attempting(copied, what, clock=self.clock, deadline=limit, stop=self.stop)
-        except RetriableError as lost:
+        while True:
+            members = seen_members(self.admin.members(self.plan.new, REQUEST_S, settled=True))
+            lost = stateful.keys() - near_tasks(members or (), stateful, anywhere, 0)
+            if not lost or limit.expired():
+                break
+            self.clock.wait(self.stop, DRAIN_MS)
+        if members and lost:  # of a group that is rebalanced nothing is known
             raise MigrationError(
                 f"Instances of {self.plan.new} had followed all tasks, and do not say any more "
-                f"that they have copies ({lost}): their logs say why (a full disk?). Nothing was "
-                f"switched, and the old version goes on. Mend that, and call everflow migrate "
-                f"again.",
+                f"that they have copies of {some(sorted(lost))}: their logs say why (a full "
+                f"disk?). Nothing was switched, and the old version goes on. Mend that, and call "
+                f"everflow migrate again.",
                 code="EF-MIGRATION-MEMBERS",
-            ) from lost
+            )
 
     def _end_writers(self) -> None:
         """Transactions of instances that have vanished hold changelogs and offsets open."""
