@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from everflow import Topology
 from everflow.columns.key_partitions import java_partitions
-from everflow.errors import ApplicationMigratedError
+from everflow.errors import ApplicationMigratedError, RetriableError
 from everflow.instance.client_state import ClientState
 from everflow.kafka.admin import ClusterAdmin
 from everflow.protocol.messages import FILLED, mark_in
@@ -255,7 +255,10 @@ class Migration:
         def joined() -> bool:
             assert started.poll() is None, (self.folder / f"{which}.log").read_text()
             process_id = process_id_in(state / app.id)
-            return any(process_id in one for one in self.admin.client_ids(app.id))
+            try:
+                return any(process_id in one for one in self.admin.client_ids(app.id))
+            except RetriableError:  # the group has no coordinator for a moment
+                return False
 
         wait_until(joined, POINT_S, f"the {which} version to join")
         return started
