@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,6 @@ from everflow.cli.commands import (
     Cluster,
     Form,
     Output,
-    assignments,
     command,
     connected,
     echo,
@@ -87,15 +87,16 @@ class Carrying:
     def functions(self) -> dict[str, Callable[[Any], Any]]:
         """By store of the new program. TopologyError, ConfigError."""
         return {
-            name: _function(name, to) for name, to in assignments("--values", self.values).items()
+            name: _function(name, to)
+            for name, to in _by_name("--values", "STORE=module:function", self.values).items()
         }
 
     def asked(self) -> Asked:
         from everflow.migration.plan import Asked
 
         return Asked(
-            renames=assignments("--rename", self.rename),
-            functions=frozenset(assignments("--values", self.values)),
+            renames=_by_name("--rename", "OLD=NEW", self.rename),
+            functions=frozenset(_by_name("--values", "STORE=module:function", self.values)),
             shorter=tuple(self.shorten or ()),
         )
 
@@ -147,7 +148,7 @@ def migrate(
         admin = stack.enter_context(connected(config, status))
         topics = {name: shape.partitions for name, shape in admin.list_topics().items()}
         if back:
-            _give_up(old_id, config, admin, topics, yes, status)
+            _give_up(old_id, config, admin, topics, status, yes=yes, dry_run=dry_run)
             return None
         asked_of = [(from_, old_id), (new_program, application_id)]
         old, new = _programs(asked_of, topics, config, status)
@@ -218,9 +219,25 @@ def _config(cluster: Cluster, application_id: str) -> StreamsConfig:
         return StreamsConfig(**{**settings, **own})
 
 
+def _by_name(option: str, form: str, arguments: Sequence[str] | None) -> dict[str, str]:
+    """What ``option`` says of each store. ConfigError."""
+    found: dict[str, str] = {}
+    for argument in arguments or ():
+        name, separator, value = (part.strip() for part in argument.partition("="))
+        if not (separator and name):
+            raise ConfigError(f"{option} {argument!r}: write it as {form}", code="EF-USAGE")
+        if found.setdefault(name, value) != value:
+            raise ConfigError(
+                f"{option} says of {name} both {found[name]!r} and {value!r}", code="EF-USAGE"
+            )
+    return found
+
+
 def _function(store: str, target: str) -> Callable[[Any], Any]:
-    """TopologyError for what cannot be imported, ConfigError for what is no function."""
+    """TopologyError for what cannot be imported, ConfigError for what is no function. What it
+    prints goes to standard error, as standard output is the result's."""
     from everflow.cli.program import put_current_folder_on_path
+    from everflow.user_program import ANY_FAILURE, error_text
 
     put_current_folder_on_path()
     module, separator, name = target.partition(":")
@@ -229,17 +246,23 @@ def _function(store: str, target: str) -> Callable[[Any], Any]:
             f"--values {store}={target}: write it as STORE=module:function", code="EF-USAGE"
         )
     try:
-        found = importlib.import_module(module)
+        with redirect_stdout(sys.stderr):
+            found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except Exception as error:
+    except ANY_FAILURE as error:
         raise TopologyError(
-            f"--values {store}={target} cannot be imported: {type(error).__name__}: {error}",
+            f"--values {store}={target} cannot be imported: {error_text(error)}",
             code="EF-PROGRAM",
         ) from error
     if not callable(found):
         raise ConfigError(f"--values {store}={target} is no function", code="EF-USAGE")
-    return found
+
+    def convert(value: Any) -> Any:
+        with redirect_stdout(sys.stderr):
+            return found(value)
+
+    return convert
 
 
 def _programs(
@@ -278,11 +301,14 @@ def _give_up(
     config: StreamsConfig,
     admin: ClusterAdmin,
     topics: Mapping[str, int],
-    yes: bool,
     status: StatusLine,
+    *,
+    yes: bool,
+    dry_run: bool,
 ) -> None:
     """Delete what a migration has made; no program is read, as the one that made it may not load,
-    or be refused now. MigrationError where it has switched, or instances run."""
+    or be refused now. ``dry_run``: only say what. MigrationError where it has switched, or
+    instances run."""
     from everflow.cli.cluster_reset import leftovers
     from everflow.kafka.writing.transaction import fence_all
     from everflow.migration.migrator import transactional_id
@@ -290,7 +316,7 @@ def _give_up(
 
     group = config.application_id
     lasting = partial(status.waiting, after_s=_SILENT_S)
-    for fenced in (False, True):
+    for fenced in (False,) if dry_run else (False, True):
         if fenced:
             # Of a migrator that runs, or was killed at its commit, the switch is over, or never is.
             with lasting(f"ending what the migration into {group} still writes"):
@@ -329,6 +355,8 @@ def _give_up(
     there = [one.topic for one in leftovers(group, topics, (), others) if not one.group]
     for line in [*(f"  delete topic {name}" for name in there), f"  delete group {group}"]:
         echo(line, err=True)
+    if dry_run:
+        return
     require_yes(yes, f"Do it? {old_id} is not concerned.", "nothing was changed")
     with lasting(f"deleting {counted(len(there), 'topic')} and the group {group}"):
         admin.delete_topics(there, _BACK_S)

@@ -226,7 +226,8 @@ class ClusterTopics:
         if filled_from is not None and (missing := internal - existing.keys()):
             raise RetriableError(
                 f"everflow migrate, which copies the state of {filled_from} here, has not created "
-                f"the topics {some(sorted(missing))} yet. Does it run?"
+                f"the topics {some(sorted(missing))} yet. Does it run, and was it given this "
+                f"program?"
             )
         self._require_positions(subs, existing, counts)
         kept = self._prepare_internal(topology, needed, inputs, ids)

@@ -16,6 +16,7 @@ from everflow.serdes.base import SerdeError
 from everflow.serdes.packed import PackedSerde
 from everflow.state.changelog import SUFFIX_BYTES, expiry_times
 from everflow.state.store import StoreSpec
+from everflow.user_program import ANY_FAILURE, error_text
 
 _LENGTH = 4
 _CUTS = {
@@ -87,8 +88,8 @@ def by_function(old: StoreSpec, new: StoreSpec, fn: Callable[[Any], Any]) -> Con
             try:
                 found = fn(old.value_serde.decode(value))
                 made.append(None if found is None else new.value_serde.encode(found))
-            except Exception as error:  # the user's code may raise anything
-                raise UnconvertedError(at, f"{type(error).__name__}: {error}") from error
+            except ANY_FAILURE as error:
+                raise UnconvertedError(at, error_text(error)) from error
         return made
 
     return convert

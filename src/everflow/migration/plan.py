@@ -149,8 +149,14 @@ class MigrationPlan:
 def planned(old: Program, new: Program, asked: Asked = Asked()) -> MigrationPlan:
     """MigrationError, with all that cannot be carried and why."""
     was, refusals = _names(old, new, asked.renames)
-    if unknown := sorted({*asked.functions, *asked.shorter} - new.stores.keys()):
+    named = {*asked.functions, *asked.shorter}
+    if unknown := sorted(named - new.stores.keys()):
         raise _refused(old, [_not_there("new", new, name) for name in unknown])
+    refusals += [
+        f"store {name}: --values or --shorten names it, and nothing is carried into it: say which "
+        f"store it was with --rename OLD={name}"
+        for name in sorted(named - was.keys())
+    ]
     moves: list[StoreMove] = []
     left_out: list[TopicMove] = []
     for name in sorted(was):
@@ -210,6 +216,9 @@ def _names(
             if name and name not in program.stores:
                 raise _refused(old, [f"--rename: {_not_there(which, program, name)}"])
     found = {after: before for before, after in renames.items() if after}
+    for after in sorted(found):
+        if len(both := [one for one, now in renames.items() if now == after]) > 1:
+            raise _refused(old, [f"--rename: {' and '.join(both)} cannot both be {after} now"])
     for name in new.stores:
         if name in old.stores and name not in renames and name not in found:
             found[name] = name
@@ -261,6 +270,8 @@ def _move(
                 "only one of the two has the user's topic as its changelog: set the same "
                 "topology.optimization"
             )
+        if name in asked.functions:
+            return "its changelog is the user's topic, which is not copied: leave out --values"
         return TopicMove(source=mine, target=its, before=count, after=wanted)
     if why := _why_not(name, before, after, old, new):
         return why

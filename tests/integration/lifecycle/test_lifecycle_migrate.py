@@ -413,6 +413,10 @@ def test_a_function_that_raises_for_one_value_leaves_the_old_version_running(
         assert found.cluster.longs(found.out) == {b"w7": 8}
         (found.folder / "carried.py").write_text("import there_is_no_such_module\n")
         (found.folder / "new.py").write_text("no Python at all")  # nothing is read to go back
+        code, said = found.told("--back", "--dry-run")
+        assert code == 0, said
+        assert f"{found.after.id}-counts-changelog" in said
+        assert f"{found.after.id}-counts-changelog" in found.cluster.topics()
         code, said = found.told("--values", "counts=carried:value", "--back")
         assert code == 0, said
         assert f"{found.after.id}-counts-changelog" not in found.cluster.topics()

@@ -1,6 +1,7 @@
 """Records of a changelog as the new program stores them, and the comparison of two contents."""
 
 import struct
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -71,6 +72,8 @@ def test_a_function_gets_the_old_value_and_its_failure_names_the_entry() -> None
     def doubled(value: int) -> int | None:
         if value == 13:
             raise ValueError("unlucky")
+        if value == 14:
+            sys.exit(3)
         return None if value == 0 else 2 * value
 
     convert = by_function(spec(serdes.long()), spec(serdes.long()), doubled)
@@ -80,6 +83,8 @@ def test_a_function_gets_the_old_value_and_its_failure_names_the_entry() -> None
         convert([long(1), long(13)])
     assert failed.value.index == 1
     assert "unlucky" in str(failed.value)
+    with pytest.raises(UnconvertedError, match="SystemExit"):
+        convert([long(14)])
 
 
 Change = tuple[bytes, bytes | None, int]

@@ -221,6 +221,33 @@ def test_stores_that_come_and_go_are_said() -> None:
     assert plan(both, one).left == ("sums",)
 
 
+def test_one_store_is_not_made_of_two() -> None:
+    def tables(*stores: str) -> Build:
+        def build(builder: StreamsBuilder) -> None:
+            for topic, store in zip(("in", "other"), stores, strict=True):
+                builder.table(topic, key=serdes.string(), value=VALUE, store=store)
+
+        return build
+
+    said = refused(tables("a", "b"), tables("c", "d"), renames={"a": "c", "b": "c"})
+    assert "a and b" in said
+
+
+def test_an_option_for_a_store_that_would_begin_empty_is_refused() -> None:
+    """With another name and other values at once a store is not found by itself."""
+    old, new = summed(n=agg.count()), summed(n=agg.max("value.n"))
+
+    def renamed(builder: StreamsBuilder) -> None:
+        stream = builder.stream("in", key=serdes.string(), value=VALUE)
+        stream.group_by_key().aggregate(store="most", n=agg.max("value.n"))
+
+    for asked in ({"functions": {"most"}}, {"shorter": {"most"}}):
+        assert "--rename OLD=most" in refused(old, renamed, **asked)
+    (move,) = plan(old, renamed, functions={"most"}, renames={"sums": "most"}).moves
+    assert move.values is Values.FUNCTION
+    assert plan(old, new, functions={"sums"}).moves[0].values is Values.FUNCTION
+
+
 def test_stream_times_go_to_the_node_that_has_the_store() -> None:
     windows = TimeWindows.of_size("1 minute")
     old = program(counted(windows=windows, partitions=2), "shop")
