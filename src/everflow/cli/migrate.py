@@ -140,6 +140,7 @@ def migrate(
     from everflow.migration.migrator import Migrator
     from everflow.migration.plan import planned, shown
 
+    asked = carrying.asked()
     functions = {} if back else carrying.functions()
     with ExitStack() as stack:
         config = _config(cluster, application_id)
@@ -152,7 +153,7 @@ def migrate(
             return None
         asked_of = [(from_, old_id), (new_program, application_id)]
         old, new = _programs(asked_of, topics, config, status)
-        plan = planned(old, new, carrying.asked())
+        plan = planned(old, new, asked)
         migrator = Migrator(
             config=config,
             plan=plan,
@@ -175,7 +176,8 @@ def migrate(
             echo(line, err=output is Output.json)
         require_yes(yes, "Do it? Until the switch the old version goes on.", "nothing was changed")
         counts = _run(migrator)
-        text = f"{old_id} was migrated to {application_id}, which goes on"
+        goes_on = "which goes on" if instances else "which goes on once an instance of it runs"
+        text = f"{old_id} was migrated to {application_id}, {goes_on}"
         data = {"dry_run": False, "digest": plan.digest, "switched": True, "entries": counts}
         data["phases_ms"] = migrator.phases_ms
         show(output, data, [*(f"  {name}: {n:,} entries" for name, n in counts.items()), text])
