@@ -31,6 +31,10 @@ OTHERS = {
     "009-functions-travel.md": {"queue.py", "register_pickle_by_value"},
     "014-columns-in-the-step.md": {"UnsafeProjection"},  # Spark's
     "044-damaged-bytes.md": {"check.crcs"},  # librdkafka's
+    "069-schemas.md": {
+        *("SchemaConverters", "from_avro", "from_protobuf"),  # Spark's
+        "HeaderSchemaIdSerializer",  # Confluent's
+    },
 }
 """Names of others, and of examples."""
 

@@ -18,6 +18,7 @@ from everflow.records import names_a_topic
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import normal_type, type_text
 from everflow.serdes.by_record import adopted, is_serde, no_serde
+from everflow.serdes.registered import bound_to
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import ColumnExpr, EdgeType, column_names, same_type
 
@@ -148,6 +149,12 @@ def checked_serde(candidate: object, part: str, operator: str) -> Serde:
         raise TopologyError(
             f"{operator}: the type of {part}={candidate!r} is not one: {error}"
         ) from None
+
+
+def bound_serdes(serdes: tuple[Serde, Serde], topic: object) -> tuple[Serde, Serde]:
+    """Of key and value, with the topic that they are read from or written to."""
+    key, value = serdes
+    return bound_to(key, topic, "key"), bound_to(value, topic, "value")
 
 
 def fitting_serde(

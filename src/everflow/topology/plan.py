@@ -21,6 +21,7 @@ from everflow.errors import TopologyError
 from everflow.records import TaskId, TopicPartition
 from everflow.serdes import BytesSerde, Serde
 from everflow.serdes.base import ResultDecoder, decode_one, value_reader
+from everflow.serdes.registered import Registered
 from everflow.state.store import StoreSpec
 from everflow.topology.arrival import Ways, in_order_of_arrival, together, ways_in_turn, ways_to
 from everflow.topology.graph import (
@@ -924,6 +925,7 @@ class _Planner:
         return any(
             (isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator))
             or (isinstance(node, SinkNode) and node.kind != "repartition")
+            or (isinstance(node, SourceNode) and _may_have_ids(node))
             or (
                 isinstance(node, SourceNode)
                 and isinstance(node.reading.timestamp, TimeFunction)
@@ -931,3 +933,9 @@ class _Planner:
             )
             for node in self._topology.nodes
         )
+
+
+def _may_have_ids(source: SourceNode) -> bool:
+    """Ids of a schema registry may stand in the headers of its records."""
+    serdes = (source.key_serde, source.value_serde)
+    return any(isinstance(one, Registered) and one.registry is not None for one in serdes)

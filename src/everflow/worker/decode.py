@@ -42,6 +42,8 @@ from everflow.records import (
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.json_serde import JsonSerde
+from everflow.serdes.registered import Registered
+from everflow.serdes.wire_format import with_header
 from everflow.topology.batches import BatchInput, as_text, concat
 from everflow.topology.partitioners import KeyPartitioner, partitioner_name, partitions_of
 from everflow.topology.plan import (
@@ -336,6 +338,8 @@ def decoded_records(
     ):
         errors: dict[int, BaseException] = {}
         try:
+            if isinstance(serde, Registered) and serde.registry is not None:
+                column = with_header(column, raw.headers, part)
             decoded = _decoded(serde, column, errors)
         except RetriableError as outage:  # of a schema registry: no other source waits for it
             mine = (source.log(int(one)) for one in np.unique(raw.partition))
@@ -362,7 +366,7 @@ def _decoded(serde: Serde, raw: pa.Array, errors: dict[int, BaseException]) -> p
     """The column, null where ``errors`` now says why."""
     if serde.kind == "string":
         return as_text(raw)
-    if isinstance(serde, JsonSerde):
+    if isinstance(serde, JsonSerde | Registered):
         column, bad = serde.decode_marked(raw)
         errors.update(bad)
         return column
@@ -427,7 +431,10 @@ def _fault(
     return Fault(failure, error)
 
 
-_WITH_SCHEMAS = ("json", "packed", "list", "time_windowed", "session_windowed")
+_WITH_SCHEMAS = (
+    *("json", "packed", "list", "time_windowed", "session_windowed"),
+    *("avro", "protobuf", "json_schema"),
+)
 
 
 def _called(serde: Serde) -> str:

@@ -14,6 +14,7 @@ from everflow.columns.key_partitions import BY_HASH
 from everflow.dsl.expressions import (
     Edge,
     Expression,
+    bound_serdes,
     check_name,
     check_parameters,
     default_serde,
@@ -183,7 +184,7 @@ def written(
 ) -> None:
     target = target_of(topic, stream.edge)
     chosen = partitioner_of(partitioner, stream.edge, "to", target)
-    used = stream.with_serdes("to", *serdes).edge.serdes("to")
+    used = bound_serdes(stream.with_serdes("to", *serdes).edge.serdes("to"), target)
     node_name = stream.graph.node_name(name, "KSTREAM-SINK-")
     node = SinkNode(node_name, (stream.node,), stream.edge.type, target, *used)
     stream.graph.add(replace(node, partitioner=chosen))
