@@ -28,6 +28,7 @@ from bench import (
     throughput,
 )
 from bench.backlog import measure as backlog
+from bench.calls import measure as calls
 from bench.elastic import Load
 from bench.fleet import worker_lost
 from bench.growth import runs as growth
@@ -74,7 +75,7 @@ BESIDE_KAFKA_STREAMS = (
     "growth",
     "migrate",
 )
-BY_ITSELF = ("memory", "backlog", "fairness", "readers", "metrics")
+BY_ITSELF = ("memory", "backlog", "fairness", "readers", "metrics", "calls")
 BENCHES = (*BESIDE_KAFKA_STREAMS, *BY_ITSELF, "assignor")
 MEASURES = ("throughput", "latency")
 KEYS = 100_000
@@ -111,6 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
         fairness.UnfairError,
         readers.TooCostlyError,
         assignor.SlowError,
+        calls.TooSlowError,
         CannotMeasureError,
         StateGrowsError,
         worker_lost.WorkerTooDearError,
@@ -188,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
         "--records",
         type=_positive,
         help="throughput: 2,000,000; programs: each has its own; fairness: 2,000,000 a thread; "
-        "readers: 6,000,000 a round; metrics: 2,000,000; "
+        "readers: 6,000,000 a round; metrics: 2,000,000; calls: 100,000; "
         "restore: 3,000,000; growth: 1,000,000",
     )
     parser.add_argument(
@@ -199,6 +201,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_memory(parser)
     _add_backlog(parser)
+    parser.add_argument(
+        "--concurrency", type=_positive, default=256, help="calls: at a time (default %(default)s)"
+    )
     _add_programs(parser)
     _add_latency(parser)
     _add_elastic(parser)
@@ -277,15 +282,17 @@ def _add_programs(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_latency(parser: argparse.ArgumentParser) -> None:
-    only_latency = parser.add_argument_group("latency, programs")
+    only_latency = parser.add_argument_group("latency, programs, calls")
     only_latency.add_argument(
         "--rates", type=_numbers, default=(100, 1_000, 10_000), help="records/s, comma-separated"
     )
     only_latency.add_argument(
-        "--warm-up", type=float, help="s per rate, not measured (latency: 20, programs: 8)"
+        "--warm-up",
+        type=float,
+        help="s per rate, not measured (latency: 20, programs: 8, calls: 10)",
     )
     only_latency.add_argument(
-        "--seconds", type=float, help="s per rate, measured (latency: 30, programs: 10)"
+        "--seconds", type=float, help="s per rate, measured (latency: 30, programs: 10, calls: 20)"
     )
     only_latency.add_argument(
         "--idle", type=float, default=70.0, help="s without records before the last case"
@@ -474,6 +481,16 @@ def _by_itself(
     if options.bench == "metrics":
         watched = readers.MetricsPlan(rounds=options.runs or 9, **common)
         return readers.measure_metrics(watched, bootstrap_servers, folder)
+    if options.bench == "calls":
+        asking = calls.CallsPlan(
+            concurrency=options.concurrency,
+            runs=options.runs or 1,
+            timeout_s=options.timeout,
+            warm_up_s=options.warm_up or 10.0,
+            measured_s=options.seconds or 20.0,
+            **common,
+        )
+        return calls.measure(asking, bootstrap_servers, folder)
     return fairness.measure(fairness.FairnessPlan(**common), bootstrap_servers, folder)
 
 

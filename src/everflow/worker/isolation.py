@@ -22,6 +22,7 @@ from everflow.serdes import SerdeError
 from everflow.topology.batches import BatchInput, KnownResults
 from everflow.worker.decode import Fault, Judge, LogDecoder
 from everflow.worker.failures import (
+    CallsEnded,
     RecordFailure,
     Sources,
     SparkSays,
@@ -90,9 +91,15 @@ class Isolated:
                 if blamed is None:
                     raise
                 raise blamed from error
+            except CallsEnded as over:
+                request, read = _until(request, read, over.ends)
+                continue
             except Exception as error:
                 if (away := serde_outage(error)) is not None:
                     raise away from error
+                if isinstance(error, RecordFailure) and error.ends is not None:
+                    request, read = _until(request, read, error.ends)
+                    search = replace(search, request=request, read=read)
                 faults = named(error)
                 if faults and self._unsure(error):
                     # Its record may only have the key of an entry that cannot be read, and others
@@ -317,9 +324,17 @@ def _halved(
     request: BatchRequest, read: Mapping[TopicPartition, LogColumns]
 ) -> tuple[BatchRequest, Mapping[TopicPartition, LogColumns]]:
     """The first half of each partition; at least a record of each."""
-    ends = {tp: wanted.end for tp, wanted in request.ranges.items()}
-    for tp, columns in read.items():
-        half = len(columns) // 2
-        if half:
-            ends[tp] = int(columns.offsets[half])
-    return request.ending(ends), {tp: columns.before(ends[tp]) for tp, columns in read.items()}
+    halves = {tp: len(columns) // 2 for tp, columns in read.items()}
+    return _until(
+        request, read, {tp: int(read[tp].offsets[half]) for tp, half in halves.items() if half}
+    )
+
+
+def _until(
+    request: BatchRequest,
+    read: Mapping[TopicPartition, LogColumns],
+    ends: Mapping[TopicPartition, int],
+) -> tuple[BatchRequest, Mapping[TopicPartition, LogColumns]]:
+    """What lies before these offsets; of other partitions all."""
+    until = {tp: ends.get(tp, wanted.end) for tp, wanted in request.ranges.items()}
+    return request.ending(until), {tp: columns.before(until[tp]) for tp, columns in read.items()}

@@ -50,6 +50,7 @@ from everflow.state.store_meta import Owner
 from everflow.state.task_directory import distrust
 from everflow.topology.batches import BatchInput
 from everflow.travel.pickled_objects import PickledObjects
+from everflow.worker.calls import close_event_loop
 from everflow.worker.columns import ColumnClient
 from everflow.worker.crash_points import ENVIRONMENT_VARIABLE, reached
 from everflow.worker.decode import LogDecoder
@@ -101,6 +102,11 @@ class GateClient:
         """False: the driver is gone or the batch is not current; the caller must not go on."""
         answer = self._ask({"op": "hello", "batch": batch, "slot": slot, "pid": pid})
         return bool(answer.get("ok"))
+
+    def wanted(self, batch: str) -> bool:
+        """Whether ``batch`` may take its time; False: its thread has a task to hand over, or is to
+        stop, or the driver is gone."""
+        return bool(self._ask({"op": "wanted", "batch": batch}).get("ok"))
 
     def clients(self) -> WorkerClients:
         """Settings of the clients that this process opens. ConnectionError where the driver is
@@ -195,6 +201,11 @@ def announce(request: BatchRequest) -> None:
         raise BatchUnwantedError(
             f"the driver no longer runs batch {request.batch_id}; nothing was written"
         )
+
+
+def wanted(request: BatchRequest) -> bool:
+    """See `GateClient.wanted`."""
+    return _gate(request.gate).wanted(request.batch_id)
 
 
 _retained = RetainedPages()
@@ -315,6 +326,7 @@ class ResidentStep:
             connection.connect(path)
             lines = connection.makefile("rwb")
             with in_utc(), closing(ColumnClient(self.columns)) as columns, ExitStack() as opened:
+                opened.callback(close_event_loop)
                 spare = SpareMemory(trim_of_libc())
                 while line := read_line(lines, "the driver's request for a batch"):
                     if line == STOP:

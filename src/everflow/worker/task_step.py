@@ -20,6 +20,7 @@ from everflow.columns.key_partitions import BY_HASH
 from everflow.handlers import PROCESSING, PRODUCTION, Handlers
 from everflow.operators.user_code import refused, require_users
 from everflow.protocol.messages import (
+    CALLS,
     Ages,
     BatchRequest,
     BatchResult,
@@ -43,7 +44,7 @@ from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.arrival import Ways
 from everflow.topology.batches import BatchInput, KnownResults, Made, in_order, joined
-from everflow.topology.graph import FunctionNode, PrintNode, TakeNode, UnnestNode
+from everflow.topology.graph import CallLimits, FunctionNode, PrintNode, TakeNode, UnnestNode
 from everflow.topology.partitioners import OF_WINDOWS, partitions_of
 from everflow.topology.plan import (
     DEAD_LETTER_SLOT,
@@ -58,7 +59,15 @@ from everflow.topology.plan import (
     TimeOp,
 )
 from everflow.user_program import one_line, shown
-from everflow.worker.failures import FailedRows, Failures, RecordFailure, Sources, raise_all
+from everflow.worker.calls import AT_LEISURE, MakesCalls, SideBySide
+from everflow.worker.failures import (
+    CallsEnded,
+    FailedRows,
+    Failures,
+    RecordFailure,
+    Sources,
+    raise_all,
+)
 from everflow.worker.order import Order, Records, merge_inputs, merge_tasks
 from everflow.worker.stateful import (
     GroupRun,
@@ -160,6 +169,7 @@ class TaskStep:
     reported at once."""
     handlers: Handlers = field(default_factory=Handlers)
     """Asked here about calls of clocks that fail."""
+    calls: SideBySide = field(default_factory=SideBySide)
 
     @staticmethod
     def of(
@@ -169,6 +179,7 @@ class TaskStep:
         sink: Sink,
         *,
         handlers: Handlers | None = None,
+        calls: SideBySide | None = None,
     ) -> TaskStep:
         waiting = iter(columns)
 
@@ -187,7 +198,14 @@ class TaskStep:
             ways=plan.ways,
             every_failure=handlers is not None and handlers.may_continue(PROCESSING),
             handlers=handlers or Handlers(),
+            calls=calls or SideBySide(),
         )
+
+    @property
+    def side_by_side(self) -> int:
+        """How many operators make calls side by side: they share a batch's time."""
+        nodes = (op.node for op in self.ops if isinstance(op, NodeOp))
+        return sum(isinstance(node, FunctionNode) and node.calls is not None for node in nodes)
 
     @property
     def stateful(self) -> tuple[StatefulOp, ...]:
@@ -241,13 +259,13 @@ class TaskStep:
                     result=result,
                     stores=stores,
                     idle=idle,
-                    known=decoded.known if self.every_failure else None,
+                    known=decoded.known if self.every_failure or self.side_by_side else None,
                     ran=ran,
                     client=client,
                 )
                 for op in self.ops:
                     before_state = before_state and not isinstance(op, StatefulOp)
-                    with timed(timings, "operators" if isinstance(op, StepOp) else "columns"):
+                    with timed(timings, _phase(op)):
                         running.run(op)
         except RecordFailure as error:
             error.before_state = before_state
@@ -321,6 +339,13 @@ class TaskStep:
         return frozenset(twice.union(name for name, of in users.items() if len(of) > 1))
 
 
+def _phase(op: StepOp | RunsColumns) -> str:
+    """Under which its time is counted."""
+    if isinstance(op, NodeOp) and isinstance(op.node, FunctionNode) and op.node.calls is not None:
+        return CALLS
+    return "operators" if isinstance(op, StepOp) else "columns"
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Running:
     step: TaskStep
@@ -348,7 +373,10 @@ class _Running:
             case AskOp():
                 order.keep(op, ask(op, order.read(op), self.step.sources, self.request))
             case NodeOp(node=FunctionNode() as node):
-                order.keep(op, run_function(node, self._failures(op), op.output, self.known))
+                failures = self._failures(op)
+                order.keep(
+                    op, run_function(node, failures, op.output, self.known, self._calls(node))
+                )
             case NodeOp(node=TakeNode() as node):
                 order.keep(op, _taken(node, order.read(op)))
             case NodeOp(node=UnnestNode() as node):
@@ -356,6 +384,13 @@ class _Running:
             case NodeOp(node=PrintNode() as node):
                 rows = printed_of(node, merge_tasks(in_order(order.read(op))))
                 self.result.printed += [rows] if rows.rows else []
+
+    def _calls(self, node: FunctionNode) -> MakesCalls:
+        if node.calls is None:
+            return AT_LEISURE
+        time_ms = self.request.calls_ms
+        share_ms = None if time_ms is None else time_ms / self.step.side_by_side
+        return self.step.calls.of(self.request, share_ms)
 
     def _failures(self, op: NodeOp | SinkOp) -> Failures:
         """Of the records that it gets."""
@@ -405,31 +440,64 @@ class _Running:
 
 
 def run_function(
-    node: FunctionNode, failures: Failures, slot: int = -1, known: KnownResults | None = None
+    node: FunctionNode,
+    failures: Failures,
+    slot: int = -1,
+    known: KnownResults | None = None,
+    calls: MakesCalls = AT_LEISURE,
 ) -> EdgeBatch:
     """Call the function for every record in order, but those whose results for ``slot`` are
-    ``known``, which gets the new ones. RecordFailure (all, if every failure is wanted)."""
+    ``known``, which gets the new ones. RecordFailure (all, if every failure is wanted). ``calls``
+    makes those of a node with `CallLimits`: CallsEnded where it has not made all of them."""
     batch = failures.batch
     rows, before = (None, None) if known is None else known.of(slot, batch)
     if rows is None or before is None or not len(rows):
-        made = _called(node, failures)
+        made, uncalled = _called(node, failures, calls)
     elif len(rows) == len(batch):
         return _with_results(node, batch, before)
     else:
         fresh = np.delete(_all(batch), rows)
         others = Failures(node, failures.sources, batch.take(fresh), failures.every)
-        made = _called(node, others)
-        made = joined([before, made._replace(rows=fresh[made.rows])])
+        made, uncalled = _called(node, others, calls)
+        made, uncalled = joined([before, made._replace(rows=fresh[made.rows])]), fresh[uncalled]
         failures.found.update({int(fresh[row]): failed for row, failed in others.found.items()})
     failed = failures.found
-    if known is not None and not failed:
+    if known is not None and not failed and not len(uncalled):
         known.keep(slot, batch, made)
     elif known is not None:
-        good = np.delete(_all(batch), list(failed))
+        good = np.delete(_all(batch), [*failed, *uncalled.tolist()])
         known.keep(slot, batch.take(good), made._replace(rows=np.searchsorted(good, made.rows)))
+    ends = _ends(failures, uncalled) if len(uncalled) else None
+    if ends is not None:  # those behind the end are called again
+        rows_before = [row for row in failed if _before(failures, row, ends)]
+        failed = {row: failed[row] for row in rows_before}
     if failed:
-        raise_all([failed[row] for row in sorted(failed)])
+        found = [failed[row] for row in sorted(failed)]
+        found[0].ends = ends
+        raise_all(found)
+    if ends is not None:
+        raise CallsEnded(ends)
     return _with_results(node, batch, made)
+
+
+def _ends(failures: Failures, rows: Int64) -> dict[TopicPartition, int]:
+    """The first offset of each partition among these rows."""
+    ends: dict[TopicPartition, int] = {}
+    for row in rows.tolist():
+        log, offset = _place(failures, row)
+        ends[log] = min(offset, ends.get(log, offset))
+    return ends
+
+
+def _before(failures: Failures, row: int, ends: Mapping[TopicPartition, int]) -> bool:
+    log, offset = _place(failures, row)
+    return log not in ends or offset < ends[log]
+
+
+def _place(failures: Failures, row: int) -> tuple[TopicPartition, int]:
+    batch = failures.batch
+    source = failures.sources[int(batch.source[row])]
+    return source.log(int(batch.partition[row])), int(batch.offset[row])
 
 
 def _with_results(node: FunctionNode, batch: EdgeBatch, made: Made) -> EdgeBatch:
@@ -439,8 +507,29 @@ def _with_results(node: FunctionNode, batch: EdgeBatch, made: Made) -> EdgeBatch
     return batch.with_columns(nothing, nothing).take(made.rows).with_columns(made.key, made.value)
 
 
-def _called(node: FunctionNode, failures: Failures) -> Made:
-    """The function's results in columns, without the records on which it fails."""
+def _called(node: FunctionNode, failures: Failures, calls: MakesCalls) -> tuple[Made, Int64]:
+    """The function's results in columns, without the records on which it fails; and the rows that
+    were not called."""
+    batch, uncalled = failures.batch, np.empty(0, np.int64)
+    if node.calls is None:
+        results = _one_by_one(node, failures)
+    else:
+        results, uncalled = _side_by_side(node, node.calls, failures, calls)
+    while True:
+        good = _all(batch)
+        fitting, fit = batch, results
+        if failures.found or len(uncalled):
+            good = np.delete(good, [*failures.found, *uncalled.tolist()])
+            fitting, fit = batch.take(good), [results[row] for row in good.tolist()]
+        try:
+            made = _made_of(node, fitting, fit)
+            return made._replace(rows=good[made.rows]), uncalled
+        except FailedRows as mismatches:
+            for row, cause in sorted(mismatches.rows.items()):
+                failures.add(int(good[row]), cause)
+
+
+def _one_by_one(node: FunctionNode, failures: Failures) -> list[Any]:
     batch, fn, taken = failures.batch, node.fn, _TAKEN.get(node.op)
     keys, values = python_keys(batch.key), batch.value.to_pylist()
     results: list[Any] = []
@@ -456,18 +545,33 @@ def _called(node: FunctionNode, failures: Failures) -> Made:
         except BaseException as error:
             failures.add(len(results), error)
             results.append(None)
-    while True:
-        good = _all(batch)
-        fitting, fit = batch, results
-        if failures.found:
-            good = np.delete(good, list(failures.found))
-            fitting, fit = batch.take(good), [results[row] for row in good.tolist()]
-        try:
-            made = _made_of(node, fitting, fit)
-            return made._replace(rows=good[made.rows])
-        except FailedRows as mismatches:
-            for row, cause in sorted(mismatches.rows.items()):
-                failures.add(int(good[row]), cause)
+    return results
+
+
+def _side_by_side(
+    node: FunctionNode, limits: CallLimits, failures: Failures, calls: MakesCalls
+) -> tuple[list[Any], Int64]:
+    batch, fn, taken = failures.batch, node.fn, _TAKEN.get(node.op)
+    keys, values = python_keys(batch.key), batch.value.to_pylist()
+    rows = _in_turns(batch)
+    found = calls(lambda row: fn(keys[row], values[row]), taken, rows, limits, failures.every)
+    for row in sorted(found.failed):
+        failures.add(row, found.failed[row])
+    results = [found.results.get(row) for row in range(len(batch))]
+    uncalled = [row for row in rows if row not in found.results and row not in found.failed]
+    return results, np.array(sorted(uncalled), np.int64)
+
+
+def _in_turns(batch: EdgeBatch) -> list[int]:
+    """Rows in the order in which their calls begin: the first of each partition, the second ones,
+    and so on; where the time for calls ends, each partition has got on."""
+    log = (batch.source.astype(np.int64) << 32) + batch.partition
+    turns = np.empty(len(batch), np.int64)
+    _, counts = np.unique(log, return_counts=True)
+    behind = [np.arange(count) for count in counts.tolist()]
+    turns[np.argsort(log, kind="stable")] = np.concatenate(behind) if behind else 0
+    rows: list[int] = np.argsort(turns, kind="stable").tolist()
+    return rows
 
 
 def _values(result: Any) -> list[Any]:

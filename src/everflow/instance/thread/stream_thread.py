@@ -257,6 +257,7 @@ class StreamThread:
     ) -> None:
         """Give up tasks after the batch in flight; ``done`` gets them on the stream thread."""
         self._commands.drop(tasks, done)
+        self.services.gate.hurry(self.number)
         self.wake.set()
 
     def all_tasks(self) -> list[ActiveTask]:
@@ -267,6 +268,7 @@ class StreamThread:
 
     def stop(self) -> None:
         self._stop.set()
+        self.services.gate.hurry(self.number)
         self.wake.set()
 
     def join(self, timeout_s: float | None) -> bool:
@@ -411,6 +413,8 @@ class StreamThread:
 
     def _take_commands(self) -> None:
         self.wake.clear()
+        if not self._stop.is_set():
+            self.services.gate.at_leisure(self.number)
         if self._commands.take(self.tasks):
             self._begin_with_others()
 
@@ -510,6 +514,7 @@ class StreamThread:
             application_id=settings.application_id,
             global_tasks=self.services.global_tasks(),
             transaction_timeout_ms=settings.transaction_timeout_ms,
+            calls_ms=settings.limits.target_ms,
             most_bytes=self.retries.bounds.max_bytes,
             waits=planned.waits,
             idle=planned.idle,

@@ -32,6 +32,7 @@ from everflow.instance.thread.retry_policy import (
 from everflow.memory import WorkerMemory
 from everflow.protocol.messages import (
     ABORTED,
+    CALLS,
     BadEntry,
     BadRecord,
     BatchFailedError,
@@ -97,20 +98,27 @@ def test_what_comes_meanwhile_is_left_where_several_logs_are_merged(world: World
 
 
 def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: World) -> None:
-    """A third of the last batch, `most_rest_ms` at most; not behind a full one or a command."""
+    """A third of the last batch, `most_rest_ms` at most; not behind a full one or a command, and
+    not for the time of its calls to the outside (note 070)."""
     limits = replace(world.thread.settings.limits, most_rest_ms=40)
     world.thread.settings = replace(world.thread.settings, limits=limits)
     world.thread.retries.limits = limits
     world.give_task()
     world.turn()
-    took_ms = 20.0
+    took_ms, timings = 20.0, {CALLS: 0.0}
 
     def commit(request: BatchRequest) -> BatchResult:
         world.clock.advance(took_ms)
-        return world.commit(request)
+        return replace(world.commit(request), timings=timings)
 
     world.behave = commit
-    for took_ms, rest_ms in ((30.0, 18.0), (500.0, 40.0)):
+    for took_ms, calls_ms, rest_ms in (
+        (30.0, 0.0, 18.0),
+        (500.0, 0.0, 40.0),
+        (500.0, 470.0, 0.0),
+        (100.0, 10.0, 30.0),
+    ):
+        timings[CALLS] = calls_ms
         world.end += 3
         assert world.turn()
         ended_ms = world.clock.monotonic_ms()
@@ -782,3 +790,29 @@ def test_a_pause_of_the_instance_forgets_what_was_against_its_tasks() -> None:
 def test_an_error_that_no_handler_replaces_ends_the_thread() -> None:
     error = EverflowError("a defect")
     assert policy().uncaught(error, None, None, ONE, 0.0) == (False, ())
+
+
+def test_a_batch_under_way_is_hurried_for_a_task_that_goes_and_at_the_end() -> None:
+    """Note 070: calls to the outside do not keep anybody waiting."""
+    world = World()
+    wanted: list[bool] = []
+
+    def behave(request: BatchRequest) -> BatchResult:
+        world.thread.drop([OTHER_TASK], lambda tasks: None)
+        wanted.append(world.book.wanted(request.batch_id))
+        return world.commit(request)
+
+    def notes(request: BatchRequest) -> BatchResult:
+        wanted.append(world.book.wanted(request.batch_id))
+        return world.commit(request)
+
+    world.fed(behave)
+    world.turns(2)
+    world.behave, world.end = notes, 20
+    world.turns(2)
+    assert wanted == [False, True]
+    assert world.requests[0].calls_ms == 1_000
+    world.thread.stop()
+    world.end = 30
+    world.turns(2)
+    assert wanted == [False, True, False]
