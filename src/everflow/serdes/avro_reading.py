@@ -11,12 +11,10 @@ import decimal
 import io
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -33,14 +31,17 @@ from everflow.serdes.avro_types import (
     single,
 )
 from everflow.serdes.base import SerdeError, bytes_of, gathered, ranges, starts
+from everflow.serdes.byte_rows import (
+    MOST_ROUNDS,
+    Faults,
+    Flags,
+    Rows,
+    as_map,
+    as_text,
+    in_order,
+    varint_places,
+)
 
-Faults = dict[int, SerdeError]
-_Flags = npt.NDArray[np.bool_]
-_PAD = 32
-"""Zeros behind the bytes: no number is read beyond them."""
-_VARINT_BITS = 63
-_MOST_ROUNDS = 512
-"""Entries of an array that are read one after the other; rows with more are read by themselves."""
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 """Of the years 1 to 9999, which Python has."""
 _INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
@@ -51,90 +52,6 @@ _DIGITS = decimal.Context(prec=76)
 
 class Unresolved(SerdeError):
     """The schema that a record was written with does not resolve to the one that reads it."""
-
-
-@dataclass
-class Rows:
-    """Where each row is. ``row``: its number among those that are decoded, ``bad``: of those, which
-    columns do not read. ``stops``: where a varint may end, found once for all rows."""
-
-    content: npt.NDArray[np.uint8]
-    at: Int64
-    end: Int64
-    row: Int64
-    bad: _Flags
-    stops: list[Int64]
-
-    @staticmethod
-    def of(data: pa.Array) -> Rows:
-        """``data``: ``pa.binary()`` without nulls."""
-        content, places = bytes_of(data)
-        first, last = int(places[0]), int(places[-1])
-        padded = np.zeros(last - first + _PAD, np.uint8)
-        padded[: last - first] = content[first:last]
-        begins = places.astype(np.int64) - first
-        count = len(data)
-        numbers, bad = np.arange(count), np.zeros(count, bool)
-        return Rows(padded, begins[:-1].copy(), begins[1:], numbers, bad, [])
-
-    def __len__(self) -> int:
-        return len(self.at)
-
-    def some(self, rows: Int64) -> Rows:
-        """Those ``rows``; `back` takes over how far they were read."""
-        at, end, row = self.at[rows], self.end[rows], self.row[rows]
-        return Rows(self.content, at, end, row, self.bad, self.stops)
-
-    def back(self, some: Rows, rows: Int64) -> None:
-        self.at[rows] = some.at
-
-    def mark(self, wrong: _Flags) -> None:
-        if wrong.any():
-            self.bad[self.row[wrong]] = True
-            self.at[wrong] = self.end[wrong]
-
-    def moved(self, sizes: Int64 | int) -> Int64:
-        """The places; the rows are then behind ``sizes`` bytes."""
-        before = self.at
-        self.at = before + sizes
-        self.mark(self.at > self.end)
-        return before
-
-    def longs(self) -> Int64:
-        value = self.content[self.at].astype(np.uint64)
-        more = np.flatnonzero(value >= 0x80)
-        value &= np.uint64(0x7F)
-        sizes = np.ones(len(self), np.int64)
-        shift = 7
-        while len(more) and shift <= _VARINT_BITS:
-            byte = self.content[self.at[more] + sizes[more]]
-            value[more] |= (byte & np.uint8(0x7F)).astype(np.uint64) << np.uint64(shift)
-            sizes[more] += 1
-            more = more[byte >= 0x80]
-            shift += 7
-        self.moved(sizes)
-        if len(more):
-            self.mark(np.isin(np.arange(len(self)), more))
-        signs = (value & np.uint64(1)).astype(np.int64)
-        found: Int64 = (value >> np.uint64(1)).astype(np.int64) ^ -signs
-        return found
-
-    def sizes(self) -> Int64:
-        """Sizes, or numbers of entries, of at least a byte each, that are within the rows."""
-        sizes = self.longs()
-        self.mark((sizes < 0) | (sizes > self.end - self.at))
-        return np.where(self.bad[self.row], 0, sizes)
-
-    def blobs(self) -> pa.Array:
-        sizes = self.sizes()
-        begins = self.moved(sizes)
-        return gathered(self.content, begins, sizes)
-
-    def numbers(self, code: str) -> npt.NDArray[Any]:
-        width = np.dtype(code).itemsize
-        begins = np.minimum(self.moved(width), len(self.content) - width)
-        found = self.content[begins[:, None] + np.arange(width)]
-        return np.ascontiguousarray(found).view(code).reshape(-1)
 
 
 Read = Callable[[Rows], pa.Array]
@@ -216,7 +133,11 @@ def _raw(type_: Avro) -> Read:
         case "fixed":
             size = type_.size
             return lambda rows: _fixed(rows, size)
-    return Rows.blobs
+    return _blobs
+
+
+def _blobs(rows: Rows) -> pa.Array:
+    return rows.blobs(rows.longs())
 
 
 def _booleans(rows: Rows) -> pa.Array:
@@ -361,7 +282,7 @@ def _of_union(writer: Avro, wanted: Avro, path: str) -> Read:
                 columns.append(_unreadable(some, type_) if step is None else step(some))
                 rows.back(some, mine)
                 owners.append(mine)
-        return _in_order(columns, owners, type_)
+        return in_order(columns, owners, type_)
 
     return read
 
@@ -369,13 +290,6 @@ def _of_union(writer: Avro, wanted: Avro, path: str) -> Read:
 def _unreadable(rows: Rows, type_: pa.DataType) -> pa.Array:
     rows.mark(np.ones(len(rows), bool))
     return pa.nulls(len(rows), type_)
-
-
-def _in_order(columns: list[pa.Array], owners: list[Int64], type_: pa.DataType) -> pa.Array:
-    if not columns:
-        return pa.nulls(0, type_)
-    order = np.argsort(np.concatenate(owners), kind="stable")
-    return pa.concat_arrays(columns).take(pa.array(order))
 
 
 def _as_branch(writer: Avro, wanted: Avro, path: str) -> Read:
@@ -422,8 +336,7 @@ def _array(step: Read, items: Avro) -> Read:
 def _lists(
     columns: list[pa.Array], owners: list[Int64], counts: Int64, step: Read, rows: Rows
 ) -> pa.Array:
-    none = rows.some(np.zeros(0, np.int64))
-    entries = _in_order(columns, owners, pa.null()) if columns else step(none)
+    entries = in_order(columns, owners, pa.null()) if columns else step(rows.none())
     return pa.ListArray.from_arrays(pa.array(starts(counts), pa.int32()), entries)
 
 
@@ -455,9 +368,7 @@ def _at_once(rows: Rows, step: Read, width: int) -> tuple[list[pa.Array], list[I
     total, going = np.zeros(len(rows), np.int64), np.arange(len(rows))
     columns: list[pa.Array] = []
     owners: list[Int64] = []
-    if not width and not rows.stops:
-        rows.stops.append(np.flatnonzero(rows.content < 0x80))
-    stops = np.zeros(0, np.int64) if width else rows.stops[0]
+    stops = np.zeros(0, np.int64) if width else rows.varint_ends()
     while True:
         going, counts = _blocks(rows, going)
         if not len(going):
@@ -468,10 +379,8 @@ def _at_once(rows: Rows, step: Read, width: int) -> tuple[list[pa.Array], list[I
             ends = begins + counts * width
         else:
             first = np.searchsorted(stops, begins)
-            stop = stops[np.minimum(ranges(first, counts), len(stops) - 1)]
-            places = np.concatenate(([0], stop[:-1] + 1))
-            places[starts(counts)[:-1]] = begins
-            ends = stop[np.cumsum(counts) - 1] + 1
+            places = varint_places(rows, begins, first, counts)
+            ends = stops[np.minimum(first + counts, len(stops)) - 1] + 1
         some = rows.some(going)
         some.at = ends
         some.mark(ends > some.end)
@@ -494,12 +403,12 @@ def _in_rounds(rows: Rows, step: Read) -> tuple[list[pa.Array], list[Int64], Int
     columns: list[pa.Array] = []
     owners: list[Int64] = []
     going: Int64 = np.arange(count)
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(MOST_ROUNDS):
         over = going[left[going] == 0]
         further, counts = _blocks(rows, over)
-        left[further] = np.where(counts > _MOST_ROUNDS, 0, counts)
+        left[further] = np.where(counts > MOST_ROUNDS, 0, counts)
         long = np.zeros(count, bool)
-        long[further] = counts > _MOST_ROUNDS
+        long[further] = counts > MOST_ROUNDS
         rows.mark(long)
         going = going[left[going] > 0]
         if not len(going):
@@ -519,23 +428,15 @@ def _in_rounds(rows: Rows, step: Read) -> tuple[list[pa.Array], list[Int64], Int
 
 def _map(step: Read) -> Read:
     def pair(rows: Rows) -> pa.Array:
-        keys, wrong = typed(rows.blobs(), Avro("string"))
+        keys, wrong = as_text(_blobs(rows))
         if wrong is not None:
             rows.mark(wrong)
         return pa.StructArray.from_arrays([keys.fill_null(""), step(rows)], names=["key", "value"])
 
     def read(rows: Rows) -> pa.Array:
         columns, owners, counts = _in_rounds(rows, pair)
-        lists = _lists(columns, owners, counts, pair, rows)
-        keys, values = lists.values.flatten()
-        codes = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
-        owner = np.repeat(np.arange(len(counts)), counts)
-        order = np.lexsort((codes, owner))
-        same = np.diff(codes[order]) == 0
-        twice = np.zeros(len(rows), bool)  # of a key twice fastavro takes the last
-        twice[owner[order][1:][same & (np.diff(owner[order]) == 0)]] = True
-        rows.mark(twice)
-        return pa.MapArray.from_arrays(lists.offsets, keys, values)
+        # of a key twice fastavro takes the last
+        return as_map(_lists(columns, owners, counts, pair, rows), counts, rows)
 
     return read
 
@@ -543,10 +444,10 @@ def _map(step: Read) -> Read:
 # --- logical types --------------------------------------------------------------------------------
 
 
-def typed(raw: pa.Array, type_: Avro) -> tuple[pa.Array, _Flags | None]:
+def typed(raw: pa.Array, type_: Avro) -> tuple[pa.Array, Flags | None]:
     """Values of a primitive, fixed or enum as its column, and those that no column has."""
     if type_.kind == "string":
-        return _text(raw)
+        return as_text(raw)
     if type_.logical == "decimal":
         return _decimals(raw, type_)
     if not type_.logical:
@@ -563,22 +464,7 @@ def typed(raw: pa.Array, type_: Avro) -> tuple[pa.Array, _Flags | None]:
     return pc.if_else(there, micros, None).view(arrow_of(type_)), wrong
 
 
-def _text(raw: pa.Array) -> tuple[pa.Array, _Flags | None]:
-    try:
-        return raw.cast(pa.string()), None
-    except pa.ArrowInvalid:
-        wrong = np.array([not _is_text(one) for one in raw.to_pylist()])
-        return pc.if_else(pa.array(wrong), None, raw).cast(pa.string()), wrong
-
-
-def _is_text(data: bytes | None) -> bool:
-    try:
-        return data is None or data.decode() is not None
-    except UnicodeDecodeError:
-        return False
-
-
-def _decimals(raw: pa.Array, type_: Avro) -> tuple[pa.Array, _Flags | None]:
+def _decimals(raw: pa.Array, type_: Avro) -> tuple[pa.Array, Flags | None]:
     """Big endian, two's complement, of any number of bytes."""
     valid = raw.is_valid().to_numpy(zero_copy_only=False)
     content, places = bytes_of(raw.fill_null(b"\0") if raw.null_count else raw)
@@ -621,7 +507,7 @@ def read_columns(data: pa.Array, writer: Avro, wanted: Avro) -> tuple[pa.Array, 
     places = np.flatnonzero(rows.bad)
     others, faults = read_rows(data.take(pa.array(places)).to_pylist(), writer, wanted)
     good = np.flatnonzero(~rows.bad)
-    both = _in_order([column.take(pa.array(good)), others], [good, places], column.type)
+    both = in_order([column.take(pa.array(good)), others], [good, places], column.type)
     return both, {int(places[row]): error for row, error in faults.items()}
 
 
@@ -688,13 +574,13 @@ def _for_fastavro(type_: Avro) -> Any:
     return fastavro.parse_schema(plain(type_))
 
 
-def rows_of(values: Sequence[Any], type_: Avro) -> tuple[pa.Array, _Flags]:
+def rows_of(values: Sequence[Any], type_: Avro) -> tuple[pa.Array, Flags]:
     """Values as fastavro gives them -> a column, and the rows with a value that no column has."""
     wrong = np.zeros(len(values), bool)
     return _columns(values, type_, np.arange(len(values)), wrong), wrong
 
 
-def _columns(values: Sequence[Any], type_: Avro, owners: Int64, wrong: _Flags) -> pa.Array:
+def _columns(values: Sequence[Any], type_: Avro, owners: Int64, wrong: Flags) -> pa.Array:
     arrow = arrow_of(type_)
     if type_.kind == "union":
         return _union_column(values, type_, owners, wrong)
@@ -744,7 +630,7 @@ def _columns(values: Sequence[Any], type_: Avro, owners: Int64, wrong: _Flags) -
     return column
 
 
-def _union_column(values: Sequence[Any], union: Avro, owners: Int64, wrong: _Flags) -> pa.Array:
+def _union_column(values: Sequence[Any], union: Avro, owners: Int64, wrong: Flags) -> pa.Array:
     chosen = [_chosen(one, union) for one in values]
     columns, places = [], []
     for at, branch in enumerate(union.parts):
@@ -753,7 +639,7 @@ def _union_column(values: Sequence[Any], union: Avro, owners: Int64, wrong: _Fla
             inner = _columns([chosen[row][1] for row in mine], branch, owners[mine], wrong)
             columns.append(_member(inner, union, at))
             places.append(mine)
-    return _in_order(columns, places, arrow_of(union))
+    return in_order(columns, places, arrow_of(union))
 
 
 _PYTHON = {

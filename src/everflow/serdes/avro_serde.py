@@ -7,9 +7,10 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from everflow.serdes.avro_reading import Faults, Unresolved, read_columns, reader
+from everflow.serdes.avro_reading import Unresolved, read_columns, reader
 from everflow.serdes.avro_types import Avro, parsed
 from everflow.serdes.avro_writing import write_columns
+from everflow.serdes.byte_rows import Faults
 from everflow.serdes.registered import Registered
 from everflow.serdes.registry import Schema
 

@@ -13,8 +13,8 @@ from everflow.records import Int64
 from everflow.serdes.arrow_types import field_step
 from everflow.serdes.avro_types import Avro, branches, single
 from everflow.serdes.base import SerdeError, numbers_as_bytes, starts
+from everflow.serdes.byte_rows import NOTHING, constant, lengths, varints, zigzag
 
-_NOTHING = pa.scalar(b"")
 Write = Callable[[pa.Array], pa.Array]
 
 
@@ -56,7 +56,7 @@ def writer(type_: Avro, path: str = "") -> Write:
     if type_.kind == "union":
         return _union(type_, path)
     if type_.kind == "null":
-        return lambda column: _constant(b"", len(column))
+        return lambda column: constant(b"", len(column))
     write = _present(type_, path)
 
     def checked(column: pa.Array) -> pa.Array:
@@ -77,7 +77,7 @@ def _present(type_: Avro, path: str) -> Write:
         case "boolean":
             return lambda column: numbers_as_bytes(column.cast(pa.uint8()).to_numpy(), "u1")
         case "int" | "long":
-            return lambda column: varints(_numbers(column, type_, path))
+            return lambda column: _longs(_numbers(column, type_, path))
         case "float":
             return lambda column: numbers_as_bytes(column.to_numpy(), "<f4")
         case "double":
@@ -97,34 +97,12 @@ def _present(type_: Avro, path: str) -> Write:
     return lambda column: with_sizes(column.cast(pa.binary()))
 
 
-def varints(numbers: Int64) -> pa.Array:
-    """Zigzag, seven bits a byte, the lowest first."""
-    left = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
-    if not len(left) or int(left.max()) < 0x80:
-        return numbers_as_bytes(left, "u1")
-    width = max(1, -(-int(left.max()).bit_length() // 7))
-    found = np.zeros((len(left), width), np.uint8)
-    sizes = np.ones(len(left), np.int64)
-    for at in range(width):
-        found[:, at] = (left & np.uint64(0x7F)).astype(np.uint8)
-        left = left >> np.uint64(7)
-        more = left > 0
-        sizes += more
-        found[:, at] |= np.where(more, 0x80, 0).astype(np.uint8)
-    inside = np.arange(width) < sizes[:, None]
-    offsets = pa.py_buffer(starts(sizes).astype(np.int32))
-    return pa.Array.from_buffers(
-        pa.binary(), len(sizes), [None, offsets, pa.py_buffer(found[inside])]
-    )
+def _longs(numbers: Int64) -> pa.Array:
+    return varints(zigzag(numbers))
 
 
 def with_sizes(data: pa.Array) -> pa.Array:
-    sizes = varints(pc.binary_length(data).to_numpy().astype(np.int64))
-    return pc.binary_join_element_wise(sizes, data, _NOTHING)
-
-
-def _constant(data: bytes, count: int) -> pa.Array:
-    return pa.array([data], pa.binary()).take(pa.array(np.zeros(count, np.int64)))
+    return pc.binary_join_element_wise(_longs(lengths(data)), data, NOTHING)
 
 
 def _numbers(column: pa.Array, type_: Avro, path: str) -> Int64:
@@ -150,7 +128,7 @@ def _enum(type_: Avro, path: str) -> Write:
         if places.null_count:
             row = int(np.flatnonzero(places.is_null().to_numpy(zero_copy_only=False))[0])
             raise _Lacking(row, path, f"{column[row].as_py()!r:.60} is none of its symbols")
-        return varints(places.to_numpy().astype(np.int64))
+        return _longs(places.to_numpy().astype(np.int64))
 
     return write
 
@@ -196,9 +174,9 @@ def _record(type_: Avro, path: str) -> Write:
 
     def write(column: pa.Array) -> pa.Array:
         if not fields:
-            return _constant(b"", len(column))
+            return constant(b"", len(column))
         written = [one(part) for one, part in zip(fields, column.flatten(), strict=True)]
-        return pc.binary_join_element_wise(*written, _NOTHING) if len(written) > 1 else written[0]
+        return pc.binary_join_element_wise(*written, NOTHING) if len(written) > 1 else written[0]
 
     return write
 
@@ -222,7 +200,7 @@ def _map(type_: Avro, path: str) -> Write:
         inside = slice(int(offsets[0]), int(offsets[-1]))
         keys = with_sizes(column.keys[inside].cast(pa.binary()))
         values = _inner(entry, column.items[inside], counts)
-        return _block(counts, pc.binary_join_element_wise(keys, values, _NOTHING))
+        return _block(counts, pc.binary_join_element_wise(keys, values, NOTHING))
 
     return write
 
@@ -238,20 +216,20 @@ def _inner(entry: Write, entries: pa.Array, counts: Int64) -> pa.Array:
 def _block(counts: Int64, entries: pa.Array) -> pa.Array:
     """Lists as one block, and the zero behind it; as Java writes them."""
     lists = pa.ListArray.from_arrays(pa.array(starts(counts), pa.int32()), entries)
-    heads = pc.if_else(pa.array(counts > 0), varints(counts), pa.scalar(b""))
+    heads = pc.if_else(pa.array(counts > 0), _longs(counts), pa.scalar(b""))
     return pc.binary_join_element_wise(
-        heads, pc.binary_join(lists, _NOTHING), pa.scalar(b"\0"), _NOTHING
+        heads, pc.binary_join(lists, NOTHING), pa.scalar(b"\0"), NOTHING
     )
 
 
 def _union(type_: Avro, path: str) -> Write:
     kinds = [one.kind for one in type_.parts]
-    null = varints(np.array([kinds.index("null")], np.int64))[0] if "null" in kinds else None
+    null = _longs(np.array([kinds.index("null")], np.int64))[0] if "null" in kinds else None
     present = branches(type_)
     one = single(type_)
     if one is not None and len(present) > 1:  # of an int and a long, as the larger
         present = (next(part for part in present if part.kind == one.kind),)
-    heads = [varints(np.array([type_.parts.index(part)], np.int64))[0] for part in present]
+    heads = [_longs(np.array([type_.parts.index(part)], np.int64))[0] for part in present]
     writes = [writer(part, path) for part in present]
 
     def write(column: pa.Array) -> pa.Array:
@@ -267,14 +245,14 @@ def _union(type_: Avro, path: str) -> Write:
             rows = np.flatnonzero(mine)
             if len(rows):
                 some = part if len(rows) == len(part) else part.take(pa.array(rows))
-                columns.append(pc.binary_join_element_wise(head, _of(inner, some, rows), _NOTHING))
+                columns.append(pc.binary_join_element_wise(head, _of(inner, some, rows), NOTHING))
                 owners.append(rows)
         rest = np.flatnonzero(count == 0)
         if len(rest):
             if null is None:
                 why = f"null, which {type_} does not have"
                 raise _Lacking(int(rest[0]), path, why)
-            columns.append(_constant(null.as_py(), len(rest)))
+            columns.append(constant(null.as_py(), len(rest)))
             owners.append(rest)
         if len(columns) == 1:
             return columns[0]

@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from everflow.serdes.arrow_types import field_step
 from everflow.serdes.base import SerdeError
+from everflow.serdes.byte_rows import Faults
 from everflow.serdes.json_serde import JsonSerde
-from everflow.serdes.registered import Faults, Registered
+from everflow.serdes.registered import Registered
 from everflow.serdes.registry import Schema
 from everflow.serdes.schema import TIMESTAMP, storable
 

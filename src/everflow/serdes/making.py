@@ -17,7 +17,8 @@ from everflow.serdes.avro_types import arrow_of
 from everflow.serdes.base import SerdeError
 from everflow.serdes.json_schema_serde import JsonSchemaSerde, json_schema_type
 from everflow.serdes.json_serde import JsonSerde
-from everflow.serdes.protobuf_serde import ProtobufSerde, descriptor, message_at, root, schema_of
+from everflow.serdes.protobuf_serde import ProtobufSerde
+from everflow.serdes.protobuf_types import descriptor, message_at, root, schema_of
 from everflow.serdes.registered import STRATEGIES, Registered
 from everflow.serdes.registry import EXTRA, MissingSchema, Reference, Registry, Schema
 from everflow.serdes.wire_format import groups, read_indexes

@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 from everflow.errors import SchemaError
 from everflow.serdes.base import SerdeError, encode_one, flat
+from everflow.serdes.byte_rows import Faults
 from everflow.serdes.registry import MissingSchema, Registry, Schema, Version
 from everflow.serdes.wire_format import SchemaId, groups, head_of
 
-Faults = dict[int, SerdeError]
 STRATEGIES = ("topic", "record", "topic-record")
 """TopicNameStrategy, RecordNameStrategy and TopicRecordNameStrategy of Kafka's serdes."""
 
