@@ -161,12 +161,12 @@ def each_row(data: list[bytes], writer: Avro, wanted: Avro) -> tuple[pa.Array, d
     return read_rows(data, writer, wanted)
 
 
-def _merges(type_: Avro) -> bool:
+def merges(type_: Avro) -> bool:
     """An int and a long are one bigint: it is written as the larger, so by other bytes."""
     if type_.kind == "union" and arrow_of(type_) in (pa.int64(), pa.float64()):
         return len(type_.parts) > 2 or len({one.kind for one in type_.parts} - {"null"}) > 1
     inner = [*type_.parts, *(one.type for one in type_.fields)]
-    return any(map(_merges, inner))
+    return any(map(merges, inner))
 
 
 @given(cases())
@@ -181,7 +181,7 @@ def test_columns_are_read_and_written_as_fastavro_does(case: tuple[Avro, list[An
     assert column.type == arrow_of(type_)
     assert column.to_pylist() == by_row.to_pylist()
     whole = column.null_count == 0 and type_.kind != "union"
-    if whole and not _merges(type_):
+    if whole and not merges(type_):
         assert write_columns(column, type_).to_pylist() == data
 
 
