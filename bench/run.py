@@ -42,6 +42,7 @@ from bench.programs.catalogue import OPERATORS, PROGRAMS, WHOLE
 from bench.programs.marks import print_marks
 from bench.readers import measure as readers
 from bench.results import Measurement, print_rows, summarise, write_json
+from bench.schemas import measure as schemas
 from bench.systems import (
     DEFAULT_SYSTEMS,
     EVERFLOW,
@@ -74,6 +75,7 @@ BESIDE_KAFKA_STREAMS = (
     "restore",
     "growth",
     "migrate",
+    "schemas",
 )
 BY_ITSELF = ("memory", "backlog", "fairness", "readers", "metrics", "calls")
 BENCHES = (*BESIDE_KAFKA_STREAMS, *BY_ITSELF, "assignor")
@@ -113,6 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
         readers.TooCostlyError,
         assignor.SlowError,
         calls.TooSlowError,
+        schemas.TooSlowError,
         CannotMeasureError,
         StateGrowsError,
         worker_lost.WorkerTooDearError,
@@ -204,6 +207,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--concurrency", type=_positive, default=256, help="calls: at a time (default %(default)s)"
     )
+    parser.add_argument(
+        "--alone", action="store_true", help="schemas: the serdes alone, without the programs"
+    )
     _add_programs(parser)
     _add_latency(parser)
     _add_elastic(parser)
@@ -235,6 +241,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 def _is_of_systems(options: argparse.Namespace) -> bool:
     """Whether a system runs, and so a broker: the assignor is a pure decision, and what a store's
     pages and its growth cost is measured without either."""
+    if options.bench == "schemas":
+        return not options.alone
     return options.bench != "assignor" and (
         options.bench != "growth" or not set(options.dimensions) <= set(WITHOUT_SYSTEMS)
     )
@@ -415,6 +423,8 @@ def _measure(
         return latency.measure(_latency(options), bootstrap_servers, launchers, folder)
     if options.bench == "migrate":
         return migrate.measure(_migrate(options), bootstrap_servers, launchers, folder)
+    if options.bench == "schemas":
+        return schemas.measure(_schemas(options), bootstrap_servers, launchers, folder)
     if options.bench == "growth":
         return growth.measure(_growth(options), bootstrap_servers, launchers, folder)
     if options.bench == "restore":
@@ -563,6 +573,17 @@ def _migrate(options: argparse.Namespace) -> migrate.MigratePlan:
     )
 
 
+def _schemas(options: argparse.Namespace) -> schemas.SchemasPlan:
+    drained = drain.DrainPlan(
+        guarantees=options.guarantee or GUARANTEES[:1],
+        records=options.records,
+        threads=options.threads,
+        runs=options.runs or 1,
+        timeout_s=options.timeout,
+    )
+    return schemas.SchemasPlan(drained, programs=not options.alone)
+
+
 def _growth(options: argparse.Namespace) -> GrowthPlan:
     """What is not given is the plan's own."""
     given = {
@@ -600,7 +621,9 @@ def _launchers(systems: tuple[str, ...], folder: Path, before: Path | None) -> d
     if before is not None:
         launchers[EVERFLOW_BEFORE] = everflow_before_launcher(before)
     if any(system in group_protocols for system in systems):
-        java = java_command(resolve_jars("streams"), folder / "classes")
+        # Java's class path takes the first of a name: Kafka Streams keeps its own libraries.
+        jars = [*resolve_jars("streams"), *resolve_jars("schemas")]
+        java = java_command(jars, folder / "classes")
         for system, protocol in group_protocols.items():
             launchers[system] = kafka_streams_launcher(java, protocol)
     if FLINK_SQL in systems:

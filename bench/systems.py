@@ -42,6 +42,8 @@ _PROGRAMS = {
     COUNT: "bench.apps.count_app:builder",
     BACKLOG: "bench.backlog.program:builder",
     CALLS: "bench.calls.program:builder",
+    "trades-avro": "bench.schemas.programs:trades_avro",
+    "trades-protobuf": "bench.schemas.programs:trades_protobuf",
 }
 """Those that are not in `bench.programs.topologies`."""
 

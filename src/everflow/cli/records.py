@@ -27,6 +27,7 @@ from everflow.records import TopicPartition
 from everflow.serdes import Serde, SerdeError, making
 from everflow.serdes.registry import Registry
 from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, START_BYTES
+from everflow.serdes.wire_format import identified
 
 DELIVERY_S = 20.0
 _POLL_S = 0.2
@@ -225,13 +226,16 @@ def _halves(
     registry: Registry | None,
     shown: Callable[[bytes | None, Format, Registry | None], Any],
 ) -> tuple[Any, Any]:
+    def half(form: Format, data: bytes | None, part: str) -> bytes | None:
+        return identified(data, record.headers, part) if form is Format.schema else data
+
     with _named(record, "key"):
-        data = record.key
+        data = half(key, record.key, "key")
         left = (
             shown(data, key, registry) if window is None else windowed(data, key, window, registry)
         )
     with _named(record, "value"):
-        return left, shown(record.value, value, registry)
+        return left, shown(half(value, record.value, "value"), value, registry)
 
 
 def plain(data: bytes | None, form: Format, registry: Registry | None = None) -> Any:

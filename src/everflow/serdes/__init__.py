@@ -130,6 +130,7 @@ def avro(
     strategy: str = "topic",
     references: Sequence[tuple[str, str, int]] = (),
     auto_register: bool = False,
+    header_id: bool = False,
 ) -> Serde:
     """Avro of ``schema``, its JSON as text or as Python values; None: the latest version of
     ``subject``, which is asked for now.
@@ -139,13 +140,16 @@ def avro(
     serializers write it, and records are read by the schema that they were written with. None: the
     values are bare. ``strategy``: of the subject's name, ``topic``, ``record`` or ``topic-record``.
     ``references``: (name, subject, version) of schemas that this one names. ``auto_register``:
-    writes register a schema that is not there.
+    writes register a schema that is not there. ``header_id``: sinks write the schema's GUID into a
+    header of the record, and the value bare (Kafka's ``HeaderSchemaIdSerializer``).
 
     Needs ``everflow[schemas]``. Raises SerdeError for a schema that is none, that contains itself,
     or with a type that no column has; ConfigError for a setting; SchemaError or RetriableError as
     the registry answers.
     """
-    made = making.Asked.of("AVRO", registry, subject, strategy, references, auto_register)
+    made = making.Asked.of(
+        "AVRO", registry, subject, strategy, references, auto_register, header_id
+    )
     return making.avro(schema, made)
 
 
@@ -157,13 +161,16 @@ def protobuf(
     strategy: str = "topic",
     references: Sequence[tuple[str, str, int]] = (),
     auto_register: bool = False,
+    header_id: bool = False,
 ) -> Serde:
     """Protobuf of ``message``: a class that protoc has generated, or the name of a message in the
     latest schema of ``subject`` (None: its first message), which is asked for now.
 
     The other arguments, what it needs and what it raises as in `avro`.
     """
-    made = making.Asked.of("PROTOBUF", registry, subject, strategy, references, auto_register)
+    made = making.Asked.of(
+        "PROTOBUF", registry, subject, strategy, references, auto_register, header_id
+    )
     return making.protobuf(message, made)
 
 
@@ -175,13 +182,16 @@ def json_schema(
     strategy: str = "topic",
     references: Sequence[tuple[str, str, int]] = (),
     auto_register: bool = False,
+    header_id: bool = False,
 ) -> Serde:
     """JSON of a JSON Schema, its text or a dict; None: the latest version of ``subject``, which is
     asked for now. Values are read and written as `json` does.
 
     The other arguments, what it needs and what it raises as in `avro`.
     """
-    made = making.Asked.of("JSON", registry, subject, strategy, references, auto_register)
+    made = making.Asked.of(
+        "JSON", registry, subject, strategy, references, auto_register, header_id
+    )
     return making.json_schema(schema, made)
 
 

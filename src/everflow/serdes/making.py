@@ -34,6 +34,7 @@ class Asked:
     strategy: str
     references: tuple[Reference, ...]
     auto_register: bool
+    header_id: bool
 
     @staticmethod
     def of(
@@ -43,6 +44,7 @@ class Asked:
         strategy: str,
         references: Sequence[tuple[str, str, int]],
         auto_register: bool,
+        header_id: bool,
     ) -> Asked:
         called = {"AVRO": "avro", "PROTOBUF": "protobuf", "JSON": "json_schema"}[format_]
         if subject is not None and (not isinstance(subject, str) or not subject):
@@ -51,11 +53,13 @@ class Asked:
             raise ConfigError(
                 f"serdes.{called}: strategy is one of {', '.join(STRATEGIES)}; found {strategy!r}"
             )
+        if registry is None and header_id:
+            raise ConfigError(f"serdes.{called}: header_id= is the id of a registry=")
         if registry is None and references:
             raise ConfigError(f"serdes.{called}: references= are read from a registry=")
         asked = None if registry is None else Registry.of(registry)
         listed = tuple(Reference(*one) for one in references)
-        return Asked(format_, asked, subject, strategy, listed, auto_register)
+        return Asked(format_, asked, subject, strategy, listed, auto_register, header_id)
 
     def schema(self, text: str | None) -> Schema:
         """Of ``text``, or the latest of the subject."""
@@ -75,6 +79,7 @@ class Asked:
             "subject": self.subject,
             "strategy": self.strategy,
             "auto_register": self.auto_register,
+            "header_id": self.header_id,
         }
 
 

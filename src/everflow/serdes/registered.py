@@ -37,6 +37,8 @@ class Registered:
     subject: str | None = None
     strategy: str = "topic"
     auto_register: bool = False
+    header_id: bool = False
+    """A sink writes the id into a header; stores and internal topics have it before the value."""
     topic: str = field(default="", compare=False)
     part: str = field(default="value", compare=False)
 
@@ -170,6 +172,16 @@ class Registered:
         """What stands before each value. SchemaError, RetriableError."""
         return head_of(self.version().id, self._indexes())
 
+    def header(self) -> bytes:
+        """What stands in a header in place of `head`. SchemaError, RetriableError."""
+        version = self.version()
+        if version.guid is None:
+            raise SchemaError(
+                f"the schema registry at {self.registry} has given schema {version.id} no GUID, "
+                f"which header_id=True writes; leave it out for the id before each value"
+            )
+        return head_of(version.guid, self._indexes())
+
     def version(self) -> Version:
         """The serde's schema under its subject. SchemaError, RetriableError."""
         assert self.registry is not None
@@ -203,6 +215,21 @@ class Registered:
 @lru_cache(maxsize=1024)
 def _version(serde: Registered, subject: str, process: int) -> Version:
     return serde._found(subject)
+
+
+def in_headers(serde: Any) -> bool:
+    """Whether a sink writes the id of its schema into a header."""
+    return isinstance(serde, Registered) and serde.header_id and serde.registry is not None
+
+
+def bare(serde: Any) -> Any:
+    """As a sink writes it that has the id in a header."""
+    return replace(serde, registry=None) if in_headers(serde) else serde
+
+
+def in_front(serde: Any) -> Any:
+    """As internal topics have it."""
+    return replace(serde, header_id=False) if in_headers(serde) else serde
 
 
 def bound_to(serde: Any, topic: object, part: str) -> Any:

@@ -7,7 +7,7 @@ that say which message of the schema it is. Or the latter form stands in a heade
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.records import Int64
-from everflow.serdes.base import REGISTRY_HEAD, SerdeError, bytes_of, rest
+from everflow.serdes.base import REGISTRY_HEAD, SerdeError, bytes_of, ranges, rest, starts
+from everflow.serdes.byte_rows import Flags
 
 ID_HEADERS = {"key": "__key_schema_id", "value": "__value_schema_id"}
 GUID_HEAD = 17
@@ -110,6 +111,47 @@ def with_header(data: pa.Array, headers: pa.Array | None, part: str) -> pa.Array
     where[owners] = places[first]
     ids = entries.field("value").take(pa.array(where, mask=where < 0)).fill_null(b"")
     return pc.binary_join_element_wise(ids, data, pa.scalar(b""))
+
+
+def identified(
+    data: bytes | None, headers: Iterable[tuple[str, bytes | None]], part: str
+) -> bytes | None:
+    """As `with_header`, of one record."""
+    found = next((id_ for name, id_ in headers if name == ID_HEADERS[part]), None)
+    return data if data is None or found is None else found + data
+
+
+def without_ids(headers: pa.Array | None, part: str) -> pa.Array | None:
+    """``headers`` without the ids that `with_header` has read: another schema's bytes may be
+    written under them. ``part``: ``key`` or ``value``."""
+    if headers is None or not len(headers):
+        return headers
+    entries = headers.flatten()
+    kept = pc.not_equal(entries.field("key"), ID_HEADERS[part]).fill_null(True)
+    if pc.all(kept, min_count=0).as_py():
+        return headers
+    counts = np.bincount(
+        pc.list_parent_indices(headers).to_numpy()[kept.to_numpy(zero_copy_only=False)],
+        minlength=len(headers),
+    )
+    return _listed(counts, entries.filter(kept), headers.type)
+
+
+def with_ids(headers: pa.Array, part: str, head: bytes, there: Flags) -> pa.Array:
+    """``headers`` with ``head`` as the id of each record that is ``there``."""
+    bare = without_ids(headers, part)
+    assert bare is not None
+    entries = bare.flatten()
+    counts = pc.list_value_length(bare).fill_null(0).to_numpy().astype(np.int64)
+    total = counts + there
+    own = pa.array([{"key": ID_HEADERS[part], "value": head}], headers.type.value_type)
+    places = np.full(int(total.sum()), len(entries))
+    places[ranges(starts(total)[:-1], counts)] = np.arange(len(entries))
+    return _listed(total, pa.concat_arrays([entries, own]).take(pa.array(places)), headers.type)
+
+
+def _listed(counts: Int64, entries: pa.Array, type_: pa.DataType) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(starts(counts), pa.int32()), entries, type=type_)
 
 
 # --- which message of a Protobuf schema -----------------------------------------------------------

@@ -21,7 +21,7 @@ from everflow.errors import TopologyError
 from everflow.records import TaskId, TopicPartition
 from everflow.serdes import BytesSerde, Serde
 from everflow.serdes.base import ResultDecoder, decode_one, value_reader
-from everflow.serdes.registered import Registered
+from everflow.serdes.registered import Registered, in_front
 from everflow.state.store import StoreSpec
 from everflow.topology.arrival import Ways, in_order_of_arrival, together, ways_in_turn, ways_to
 from everflow.topology.graph import (
@@ -843,8 +843,8 @@ class _Planner:
             name=node.name,
             topic=topic,
             partitioner=None if partitioner == MURMUR2 else partitioner,
-            key_serde=node.key_serde,
-            value_serde=node.value_serde,
+            key_serde=in_front(node.key_serde) if repartition else node.key_serde,
+            value_serde=in_front(node.value_serde) if repartition else node.value_serde,
             drop_null_keys=repartition and not self._null_keys_are_taken(node),
             inputs=inputs,
             where=node.where,

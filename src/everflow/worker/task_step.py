@@ -37,11 +37,14 @@ from everflow.records import (
     TasksResult,
     TopicPartition,
     names_a_topic,
+    no_headers,
     valid,
 )
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import UnfitError, column_of
+from everflow.serdes.registered import bare, in_headers
 from everflow.serdes.windowed import python_keys
+from everflow.serdes.wire_format import with_ids
 from everflow.topology.arrival import Ways
 from everflow.topology.batches import BatchInput, KnownResults, Made, in_order, joined
 from everflow.topology.graph import CallLimits, FunctionNode, PrintNode, TakeNode, UnnestNode
@@ -717,6 +720,11 @@ def _to_outputs(op: SinkOp, failures: Failures) -> list[SinkOutput]:
     topics, value = _topics(op, failures)
     keys = _encoded(op.key_serde, batch.key, failures)
     values = _encoded(op.value_serde, value, failures)
+    for serde, data, part in ((op.key_serde, keys, "key"), (op.value_serde, values, "value")):
+        if in_headers(serde) and data.null_count < len(data):
+            headers = no_headers(len(batch)) if batch.headers is None else batch.headers
+            named = with_ids(headers, part, serde.header(), valid(data))
+            batch = replace(batch, headers=named)
     output = SinkOutput(node=op.name, topics=topics, keys=keys, values=values, batch=batch)
     if op.partitioner is not None:
         seen_by_it = replace(failures, batch=batch.with_columns(value=value))
@@ -760,6 +768,7 @@ def _topics(op: SinkOp, failures: Failures) -> tuple[str | list[str], pa.Array]:
 
 def _encoded(serde: Serde, column: pa.Array, failures: Failures) -> pa.Array:
     """Final bytes. RecordFailure for all values that their serde cannot write."""
+    serde = bare(serde)
     try:
         return serde.encode_array(column)
     except BaseException as error:

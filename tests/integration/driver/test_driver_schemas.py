@@ -75,6 +75,32 @@ def test_ids_in_headers_are_read(registry: SchemaRegistry) -> None:
         assert out.read_key_values() == [(None, "A")]
 
 
+def test_ids_are_written_into_headers_in_place_of_those_read(registry: SchemaRegistry) -> None:
+    builder = StreamsBuilder()
+    orders = builder.stream("orders", key=serdes.string(), value=avro(registry, V2))
+    one = serdes.avro(V1, registry=registry.url, header_id=True)
+    both = orders.map_values(who=F.col("value.who"), amount=F.col("value.amount"))
+    both.to("large", value=one)
+    both.to("totals", value=avro(registry, V1))
+    ids = [b"\1" + bytes.fromhex(registry.guid(id_).replace("-", "")) for id_ in (1, 2)]
+    order = {"who": "A", "amount": 0.0}
+    with TopologyTestDriver(builder.build()) as driver:
+        topic = driver.create_input_topic("orders", serdes.string(), serdes.bytes_())
+        headers = [("a", b"1"), ("__value_schema_id", ids[1]), ("b", b"2")]
+        topic.pipe_input("k", b"\2A" + bytes(9), headers=headers)
+        raw = driver.create_output_topic("large", serdes.string(), serdes.bytes_())
+        kept = [("a", b"1"), ("b", b"2")]
+        assert [(one.value, list(one.headers)) for one in raw.read_records()] == [
+            (b"\2A" + bytes(8), [*kept, ("__value_schema_id", ids[0])])
+        ]
+        topic.pipe_input("k", b"\2A" + bytes(9), headers=headers)
+        named = driver.create_output_topic("large", serdes.string(), avro(registry, V1))
+        assert named.read_value() == order
+        front = driver.create_output_topic("totals", serdes.string(), avro(registry, V1))
+        found = front.read_records()
+        assert [(one.value, list(one.headers)) for one in found] == [(order, kept)] * 2
+
+
 def test_bad_records_go_to_their_handler_and_outages_do_not(registry: SchemaRegistry) -> None:
     builder = StreamsBuilder()
     builder.stream("orders", value=avro(registry, V1)).to("large")

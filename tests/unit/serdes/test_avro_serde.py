@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import trustme
@@ -16,8 +17,8 @@ from everflow import serdes
 from everflow.errors import ConfigError, RetriableError, SchemaError
 from everflow.records import HEADERS
 from everflow.serdes import SerdeError
-from everflow.serdes.registered import bound_to
-from everflow.serdes.wire_format import with_header
+from everflow.serdes.registered import bare, bound_to, in_front, in_headers
+from everflow.serdes.wire_format import with_header, with_ids, without_ids
 from everflow.testing.schema_registry import SchemaRegistry
 from everflow.topology.store_layouts import serde_words
 
@@ -211,6 +212,23 @@ def test_ids_stand_in_headers_too(registry: SchemaRegistry) -> None:
         {"id": 1, "amount": 2.5},
     ]
     assert with_header(data, headers, "key").equals(data)
+    assert [len(one or []) for one in without_ids(headers, "value").to_pylist()] == [1, 1, 0, 0]
+    assert without_ids(headers, "key") is headers
+    named = with_ids(headers, "value", b"new", np.array([True, True, False, True]))
+    own = {"key": "__value_schema_id", "value": b"new"}
+    assert named.to_pylist() == [[other, own], [other, own], [], [own]]
+    assert named.type == HEADERS
+
+
+def test_an_id_in_a_header_is_of_a_sink_alone(registry: SchemaRegistry) -> None:
+    registry.register("orders-value", V1)
+    serde = bound_to(serdes.avro(V1, registry=registry.url, header_id=True), "orders", "value")
+    value = {"id": 1, "amount": 2.5}
+    assert serde.encode(value) == serde.head() + bare(serde).encode(value)
+    assert (in_headers(serde), in_headers(in_front(serde))) == (True, False)
+    assert serde.header() == b"\1" + bytes.fromhex(registry.guid(1).replace("-", ""))
+    with pytest.raises(ConfigError, match="header_id"):
+        serdes.avro(V1, header_id=True)
 
 
 def test_references_are_read_with_the_schema(registry: SchemaRegistry) -> None:
