@@ -34,8 +34,8 @@ def _own_avro(data: list[bytes], writer: Avro, wanted: Avro) -> list[bytes | Non
 
 
 def _java_avro(java: JavaPeer, data: list[bytes], writer: Avro, wanted: Avro) -> list[bytes]:
-    schemas = (json.dumps(plain(one)) for one in (writer, wanted))
-    again = java.again("avro", *schemas, [HEAD + one for one in data])
+    texts = [json.dumps(plain(one)) for one in (writer, wanted)]
+    again = java.again("avro", texts[0], texts[1], [HEAD + one for one in data])
     return [one.removeprefix(HEAD) for one in again]
 
 

@@ -1,6 +1,6 @@
 """Protobuf in columns is what the library makes of it, for random messages and values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -127,7 +127,7 @@ def messages(found: Any) -> st.SearchStrategy[Any]:
             members[one.name] = _values(one)
         else:
             (always if one.is_required else perhaps)[one.name] = _values(one)
-    chosen = [st.just({})]
+    chosen: list[st.SearchStrategy[Any]] = [st.just({})]
     chosen += [st.fixed_dictionaries({name: value}) for name, value in members.items()]
     fields = st.fixed_dictionaries(always, optional=perhaps)
     return st.builds(lambda one, other: make(**one, **other), fields, st.one_of(chosen))
@@ -190,7 +190,9 @@ def test_columns_are_read_and_written_as_the_library_does(case: tuple[Part, list
     _require_written(part, message_writer(part)(column).to_pylist(), data)
 
 
-def _require_written(part: Part, found: list[bytes | None], wanted: list[bytes | None]) -> None:
+def _require_written(
+    part: Part, found: Sequence[bytes | None], wanted: Sequence[bytes | None]
+) -> None:
     """The entries of a map may be in another order."""
     if not _has_map(part):
         assert found == wanted
@@ -201,7 +203,7 @@ def _require_written(part: Part, found: list[bytes | None], wanted: list[bytes |
 
 
 def _bits(message: Any) -> str:
-    return text_format.MessageToString(message)
+    return str(text_format.MessageToString(message))
 
 
 def _has_map(part: Part) -> bool:

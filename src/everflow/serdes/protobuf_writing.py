@@ -196,7 +196,8 @@ def _enum(part: Part, column: pa.Array) -> npt.NDArray[np.uint64]:
     known = {name: number for number, name in part.names.items()}
     names = column.dictionary_encode()
     numbers = [_numbered(name, known, part.closed) for name in names.dictionary.to_pylist()]
-    return np.array(numbers, np.int64)[names.indices.to_numpy()].view(np.uint64)
+    found: npt.NDArray[np.uint64] = np.array(numbers, np.int64)[names.indices.to_numpy()].view("u8")
+    return found
 
 
 def _numbered(name: str, known: dict[str, int], closed: bool) -> int:

@@ -222,6 +222,11 @@ def in_headers(serde: Any) -> bool:
     return isinstance(serde, Registered) and serde.header_id and serde.registry is not None
 
 
+def header_of(serde: Any) -> bytes:
+    """`Registered.header` of a serde that is `in_headers`."""
+    return bytes(serde.header())
+
+
 def bare(serde: Any) -> Any:
     """As a sink writes it that has the id in a header."""
     return replace(serde, registry=None) if in_headers(serde) else serde

@@ -189,6 +189,11 @@ class CallsEnded(Exception):
         self.ends = ends
 
 
+class MoreRecords(Exception):
+    """No call of the batch can be committed yet, and records have come whose calls may begin: it is
+    run again with them (note 070). Never shown to users."""
+
+
 class DescribedFailure(EverflowError):
     """Ends a micro-batch whose ``failure`` is described already. Never shown to users."""
 

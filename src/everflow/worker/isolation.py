@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from everflow.topology.batches import BatchInput, KnownResults
 from everflow.worker.decode import Fault, Judge, LogDecoder
 from everflow.worker.failures import (
     CallsEnded,
+    MoreRecords,
     RecordFailure,
     Sources,
     SparkSays,
@@ -49,6 +50,7 @@ _OF_DATA = (
 """What an operator raises because of a record or an entry: no fault of memory, disk or broker."""
 
 _T = TypeVar("_T")
+_Read = Mapping[TopicPartition, LogColumns]
 Trial = Callable[[BatchRequest, StepResult], None]
 """Checks what a run would write, of which nothing comes; raises where that is to fail."""
 
@@ -61,15 +63,27 @@ def anything(request: BatchRequest, result: StepResult) -> None:
     """The `Trial` of a run that is only to compute."""
 
 
+class Arriving(Protocol):
+    """Records that come while calls of their batch are under way (note 070)."""
+
+    def joined(self, request: BatchRequest, read: _Read) -> tuple[BatchRequest, _Read]:
+        """With those that have come."""
+
+    def close(self) -> None:
+        """The batch has become shorter: none may be added."""
+
+
 @dataclass(frozen=True)
 class Isolated:
-    """One decoded batch. ``stores``: the node that reads each; ``timings`` get decoding's ms."""
+    """One decoded batch. ``stores``: the node that reads each; ``timings`` get decoding's ms.
+    ``arriving``: of a step whose calls outlive batches."""
 
     decoder: LogDecoder
     stores: Mapping[str, str] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     known: KnownResults = field(default_factory=KnownResults)
     """What functions gave in the runs of the batch so far: none is called twice for a record."""
+    arriving: Arriving | None = None
 
     def run(
         self,
@@ -91,14 +105,18 @@ class Isolated:
                 if blamed is None:
                     raise
                 raise blamed from error
+            except MoreRecords:
+                assert self.arriving is not None
+                request, read = self.arriving.joined(request, read)
+                continue
             except CallsEnded as over:
-                request, read = _until(request, read, over.ends)
+                request, read = self._shorter(_until(request, read, over.ends))
                 continue
             except Exception as error:
                 if (away := serde_outage(error)) is not None:
                     raise away from error
                 if isinstance(error, RecordFailure) and error.ends is not None:
-                    request, read = _until(request, read, error.ends)
+                    request, read = self._shorter(_until(request, read, error.ends))
                     search = replace(search, request=request, read=read)
                 faults = named(error)
                 if faults and self._unsure(error):
@@ -118,7 +136,12 @@ class Isolated:
                     raise  # it fails although its record is left out
             runs += 1
             if runs % HALVED_AFTER == 0:
-                request, read = _halved(request, read)
+                request, read = self._shorter(_halved(request, read))
+
+    def _shorter(self, shorter: tuple[BatchRequest, _Read]) -> tuple[BatchRequest, _Read]:
+        if self.arriving is not None:
+            self.arriving.close()
+        return shorter
 
     def decoded(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> BatchInput:
         with timed(self.timings, "decode"):

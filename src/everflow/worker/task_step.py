@@ -29,6 +29,7 @@ from everflow.protocol.messages import (
     timed,
 )
 from everflow.records import (
+    LAST_SEQ,
     EdgeBatch,
     Int64,
     KeyPlaces,
@@ -42,7 +43,7 @@ from everflow.records import (
 )
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import UnfitError, column_of
-from everflow.serdes.registered import bare, in_headers
+from everflow.serdes.registered import bare, header_of, in_headers
 from everflow.serdes.windowed import python_keys
 from everflow.serdes.wire_format import with_ids
 from everflow.topology.arrival import Ways
@@ -62,11 +63,12 @@ from everflow.topology.plan import (
     TimeOp,
 )
 from everflow.user_program import one_line, shown
-from everflow.worker.calls import AT_LEISURE, MakesCalls, SideBySide
+from everflow.worker.calls import AT_LEISURE, MakesCalls, Named, Place, SideBySide
 from everflow.worker.failures import (
     CallsEnded,
     FailedRows,
     Failures,
+    MoreRecords,
     RecordFailure,
     Sources,
     raise_all,
@@ -451,17 +453,19 @@ def run_function(
 ) -> EdgeBatch:
     """Call the function for every record in order, but those whose results for ``slot`` are
     ``known``, which gets the new ones. RecordFailure (all, if every failure is wanted). ``calls``
-    makes those of a node with `CallLimits`: CallsEnded where it has not made all of them."""
+    makes those of a node with `CallLimits`: CallsEnded where it has not made all of them,
+    MoreRecords where it is to have more."""
     batch = failures.batch
     rows, before = (None, None) if known is None else known.of(slot, batch)
     if rows is None or before is None or not len(rows):
-        made, uncalled = _called(node, failures, calls)
+        made, uncalled, more = _called(node, failures, calls, slot)
     elif len(rows) == len(batch):
         return _with_results(node, batch, before)
     else:
         fresh = np.delete(_all(batch), rows)
         others = Failures(node, failures.sources, batch.take(fresh), failures.every)
-        made, uncalled = _called(node, others, calls)
+        ready = _has_first(batch, rows)
+        made, uncalled, more = _called(node, others, calls, slot, ready)
         made, uncalled = joined([before, made._replace(rows=fresh[made.rows])]), fresh[uncalled]
         failures.found.update({int(fresh[row]): failed for row, failed in others.found.items()})
     failed = failures.found
@@ -470,6 +474,8 @@ def run_function(
     elif known is not None:
         good = np.delete(_all(batch), [*failed, *uncalled.tolist()])
         known.keep(slot, batch.take(good), made._replace(rows=np.searchsorted(good, made.rows)))
+    if more:
+        raise MoreRecords
     ends = _ends(failures, uncalled) if len(uncalled) else None
     if ends is not None:  # those behind the end are called again
         rows_before = [row for row in failed if _before(failures, row, ends)]
@@ -510,14 +516,25 @@ def _with_results(node: FunctionNode, batch: EdgeBatch, made: Made) -> EdgeBatch
     return batch.with_columns(nothing, nothing).take(made.rows).with_columns(made.key, made.value)
 
 
-def _called(node: FunctionNode, failures: Failures, calls: MakesCalls) -> tuple[Made, Int64]:
-    """The function's results in columns, without the records on which it fails; and the rows that
-    were not called."""
-    batch, uncalled = failures.batch, np.empty(0, np.int64)
+def _has_first(batch: EdgeBatch, rows: Int64) -> bool:
+    """Whether the first record of a log is among the ``rows``."""
+    _, firsts = np.unique(
+        (batch.source.astype(np.int64) << 32) + batch.partition, return_index=True
+    )
+    return bool(np.isin(firsts, rows).any())
+
+
+def _called(
+    node: FunctionNode, failures: Failures, calls: MakesCalls, slot: int, ready: bool = False
+) -> tuple[Made, Int64, bool]:
+    """The function's results in columns, without the records on which it fails; the rows that were
+    not called; and `Called.more`."""
+    batch, uncalled, more = failures.batch, np.empty(0, np.int64), False
     if node.calls is None:
         results = _one_by_one(node, failures)
     else:
-        results, uncalled = _side_by_side(node, node.calls, failures, calls)
+        named = _named(failures, slot, ready)
+        results, uncalled, more = _side_by_side(node, node.calls, failures, calls, named)
     while True:
         good = _all(batch)
         fitting, fit = batch, results
@@ -526,7 +543,7 @@ def _called(node: FunctionNode, failures: Failures, calls: MakesCalls) -> tuple[
             fitting, fit = batch.take(good), [results[row] for row in good.tolist()]
         try:
             made = _made_of(node, fitting, fit)
-            return made._replace(rows=good[made.rows]), uncalled
+            return made._replace(rows=good[made.rows]), uncalled, more
         except FailedRows as mismatches:
             for row, cause in sorted(mismatches.rows.items()):
                 failures.add(int(good[row]), cause)
@@ -552,17 +569,36 @@ def _one_by_one(node: FunctionNode, failures: Failures) -> list[Any]:
 
 
 def _side_by_side(
-    node: FunctionNode, limits: CallLimits, failures: Failures, calls: MakesCalls
-) -> tuple[list[Any], Int64]:
-    batch, fn, taken = failures.batch, node.fn, _TAKEN.get(node.op)
-    keys, values = python_keys(batch.key), batch.value.to_pylist()
+    node: FunctionNode,
+    limits: CallLimits,
+    failures: Failures,
+    calls: MakesCalls,
+    named: Named,
+) -> tuple[list[Any], Int64, bool]:
+    batch, fn, taken, seen = failures.batch, node.fn, _TAKEN.get(node.op), named.seen
     rows = _in_turns(batch)
-    found = calls(lambda row: fn(keys[row], values[row]), taken, rows, limits, failures.every)
+    # Rows of clocks have no record of their own: the batch cannot end before one of them.
+    own = None if len(batch) and int(batch.seq.max()) == LAST_SEQ else named
+    found = calls(lambda row: fn(*seen[row]), taken, rows, limits, failures.every, own)
     for row in sorted(found.failed):
         failures.add(row, found.failed[row])
     results = [found.results.get(row) for row in range(len(batch))]
     uncalled = [row for row in rows if row not in found.results and row not in found.failed]
-    return results, np.array(sorted(uncalled), np.int64)
+    return results, np.array(sorted(uncalled), np.int64), found.more
+
+
+def _named(failures: Failures, slot: int, ready: bool) -> Named:
+    batch = failures.batch
+    seen = list(zip(python_keys(batch.key), batch.value.to_pylist(), strict=True))
+    places: list[Place] = []
+    firsts: dict[TopicPartition, int] = {}
+    again: dict[tuple[TopicPartition, int], int] = {}
+    for row in range(len(batch)):
+        log, offset = _place(failures, row)
+        nth = again[log, offset] = again.get((log, offset), -1) + 1
+        places.append((log, offset, nth))
+        firsts.setdefault(log, row)
+    return Named(slot, places, seen, frozenset(firsts.values()), ready)
 
 
 def _in_turns(batch: EdgeBatch) -> list[int]:
@@ -723,7 +759,7 @@ def _to_outputs(op: SinkOp, failures: Failures) -> list[SinkOutput]:
     for serde, data, part in ((op.key_serde, keys, "key"), (op.value_serde, values, "value")):
         if in_headers(serde) and data.null_count < len(data):
             headers = no_headers(len(batch)) if batch.headers is None else batch.headers
-            named = with_ids(headers, part, serde.header(), valid(data))
+            named = with_ids(headers, part, header_of(serde), valid(data))
             batch = replace(batch, headers=named)
     output = SinkOutput(node=op.name, topics=topics, keys=keys, values=values, batch=batch)
     if op.partitioner is not None:

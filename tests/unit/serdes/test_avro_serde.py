@@ -212,7 +212,8 @@ def test_ids_stand_in_headers_too(registry: SchemaRegistry) -> None:
         {"id": 1, "amount": 2.5},
     ]
     assert with_header(data, headers, "key").equals(data)
-    assert [len(one or []) for one in without_ids(headers, "value").to_pylist()] == [1, 1, 0, 0]
+    without: Any = without_ids(headers, "value")
+    assert [len(one or []) for one in without.to_pylist()] == [1, 1, 0, 0]
     assert without_ids(headers, "key") is headers
     named = with_ids(headers, "value", b"new", np.array([True, True, False, True]))
     own = {"key": "__value_schema_id", "value": b"new"}

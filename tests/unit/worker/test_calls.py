@@ -27,12 +27,13 @@ from everflow.worker.calls import (
     AT_LEISURE,
     Called,
     Calls,
+    CallsBatch,
     EventLoop,
     MakesCalls,
-    always,
+    Named,
     close_event_loop,
 )
-from everflow.worker.failures import CallsEnded, Failures, RecordFailure
+from everflow.worker.failures import CallsEnded, Failures, MoreRecords, RecordFailure
 from everflow.worker.task_step import run_function
 from unit.builders import edge_batch, source
 
@@ -111,11 +112,13 @@ def run(
     **how: Any,
 ) -> tuple[Called, float]:
     """What came of it, and how many ms it took."""
-    calls = Calls(answer=service.answer, rows=iter(range(rows)), limits=asked, **how)
+    calls = Calls(
+        answer=lambda row, call: service.answer(row), rows=range(rows), limits=asked, **how
+    )
 
     async def whole() -> Called:
         beside = None if during is None else asyncio.ensure_future(during(calls))
-        found = await calls.run(rows)
+        found = await calls.run()
         if beside is not None:
             await beside
         return found
@@ -235,6 +238,199 @@ def test_the_longest_call_has_all_attempts_and_pauses() -> None:
     assert limits(1, 1_000, 3).longest_ms == 4_000 + 100 + 200 + 400
 
 
+# --- calls that outlive their batch ---------------------------------------------------------------
+
+
+LOG = TopicPartition("in", 0)
+
+
+def named(offsets: list[int], logs: list[int] | None = None) -> Named:
+    """Rows with these offsets, of these partitions."""
+    logs = logs or [0] * len(offsets)
+    places = [
+        (TopicPartition("in", log), offset, 0) for log, offset in zip(logs, offsets, strict=True)
+    ]
+    return Named(1, places, offsets, frozenset(logs.index(log) for log in set(logs)))
+
+
+class Batches:
+    """Batches of one operator in virtual time; rows are asked about by their offsets."""
+
+    def __init__(self, service: Service, asked: CallLimits) -> None:
+        self.service, self.asked = service, asked
+        self.kept: dict[Any, Any] = {}
+        self.calls: Calls | None = None
+
+    async def of(
+        self, rows: Named, during: Callable[[Calls], None] | None = None, **how: Any
+    ) -> Called:
+        """``during``: called 20 ms after its begin."""
+        offsets = [offset for _, offset, _ in rows.places]
+        calls = Calls(
+            answer=lambda row, call: self.service.answer(offsets[row]),
+            rows=range(len(offsets)),
+            limits=self.asked,
+            named=rows,
+            kept=self.kept,
+            **how,
+        )
+        if during is not None:
+            asyncio.get_running_loop().call_later(0.02, during, calls)
+        return await calls.run()
+
+    def run(self, whole: Callable[[Any], Any]) -> None:
+        loop = VirtualLoop()
+        try:
+            loop.run_until_complete(whole(self))
+            assert not asyncio.all_tasks(loop)
+        finally:
+            loop.close()
+
+
+def now_ms() -> float:
+    return round(asyncio.get_running_loop().time() * 1000)
+
+
+def test_a_batch_ends_with_its_first_answers_and_the_next_one_takes_the_others() -> None:
+    service = Service(lambda row, attempt: {0: 50, 1: 52, 2: 90, 3: 50}[row])
+
+    async def whole(batches: Batches) -> None:
+        assert await batches.of(named([0, 1, 2])) == Called({0: 0, 1: 10}, {})
+        assert now_ms() == 55
+        assert await batches.of(named([2, 3])) == Called({0: 20}, {})
+        assert now_ms() == 95
+        assert await batches.of(named([3])) == Called({0: 30}, {})
+        assert now_ms() == 105
+
+    Batches(service, limits(4)).run(whole)
+    assert service.began == [(0, 0), (1, 0), (2, 0), (3, 55)]
+
+
+def test_calls_of_records_that_come_meanwhile_begin_at_once() -> None:
+    service = Service(lambda row, attempt: 50)
+
+    async def whole(batches: Batches) -> None:
+        found = await batches.of(named([0]), during=Calls.interrupt)
+        assert (found, now_ms()) == (Called({}, {}, more=True), 20)
+        found = await batches.of(named([0, 1]), during=Calls.interrupt)
+        assert (found, now_ms()) == (Called({}, {}, more=True), 40)
+        assert await batches.of(named([0, 1, 2])) == Called({0: 0}, {})
+        # what can be committed is not held up by what comes
+        found = await batches.of(named([1, 2])._replace(ready=True), during=Calls.interrupt)
+        assert (found, now_ms()) == (Called({}, {}), 60)
+        assert await batches.of(named([1, 2])) == Called({0: 10}, {})
+        assert await batches.of(named([2])) == Called({0: 20}, {})
+
+    Batches(service, limits(4)).run(whole)
+    assert service.began == [(0, 0), (1, 20), (2, 40)]
+
+
+def test_a_batch_goes_on_while_calls_wait_for_a_place() -> None:
+    service = Service(lambda row, attempt: 10)
+
+    async def whole(batches: Batches) -> None:
+        found = await batches.of(named(list(range(10))))
+        assert sorted(found.results) == list(range(8))
+        assert now_ms() == 45  # the last two began at 40
+        assert sorted((await batches.of(named([8, 9, 10]))).results) == [0, 1]
+        assert await batches.of(named([10])) == Called({0: 100}, {})
+
+    Batches(service, limits(2)).run(whole)
+    assert service.most == 2
+
+
+def test_a_failure_of_a_call_that_outlives_its_batch_is_its_records() -> None:
+    service = Service(
+        lambda row, attempt: 50 + 20 * row, lambda row, attempt: KeyError() if row == 1 else None
+    )
+
+    async def whole(batches: Batches) -> None:
+        assert await batches.of(named([0, 1])) == Called({0: 0}, {})
+        found = await batches.of(named([1]))
+        assert [type(found.failed[0]), found.results] == [KeyError, {}]
+
+    Batches(service, limits(4)).run(whole)
+
+
+def test_what_stands_in_front_may_make_another_value_of_a_record() -> None:
+    service = Service(lambda row, attempt: 50 if row == 0 else 200)
+
+    async def whole(batches: Batches) -> None:
+        await batches.of(named([0, 1]))
+        other = named([1])._replace(seen=["other"])
+        assert await batches.of(other) == Called({0: 10}, {})
+
+    Batches(service, limits(4)).run(whole)
+    assert service.cancelled == [1]
+    assert service.began == [(0, 0), (1, 0), (1, 55)]
+
+
+def test_an_ended_batch_leaves_no_call_to_the_next_one() -> None:
+    service = Service(lambda row, attempt: 15 if row == 0 else 100)
+
+    async def whole(batches: Batches) -> None:
+        await batches.of(named([0, 1, 2]))
+        assert await batches.of(named([1, 2]), during=Calls.end) == Called({}, {})
+        assert (batches.kept, now_ms()) == ({}, 40)
+
+    Batches(service, limits(4)).run(whole)
+    assert sorted(service.cancelled) == [1, 2]
+
+
+def test_a_time_out_ends_a_call_of_an_earlier_batch() -> None:
+    service = Service(lambda row, attempt: 10 if row == 0 else 5_000)
+
+    async def whole(batches: Batches) -> None:
+        await batches.of(named([0, 1]))
+        found = await batches.of(named([1]))
+        assert isinstance(found.failed[0], TimeoutError)
+        assert now_ms() == 200
+
+    Batches(service, limits(4, timeout_ms=200)).run(whole)
+
+
+@given(
+    ms=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 80)), max_size=30),
+    concurrency=st.integers(1, 6),
+    commit_ms=st.integers(0, 30),
+)
+def test_over_all_batches_each_record_is_called_once_and_in_order(
+    ms: list[tuple[int, int]], concurrency: int, commit_ms: int
+) -> None:
+    """``ms``: of each record its partition, and how long its call takes."""
+    service = Service(lambda row, attempt: ms[row][1])
+    committed: dict[int, list[int]] = {0: [], 1: [], 2: []}
+
+    async def whole(batches: Batches) -> None:
+        left = list(range(len(ms)))
+        turn = 0
+        while left:
+            turn += 1
+            rows = named(left, [ms[row][0] for row in left])
+            interrupt = Calls.interrupt if turn % 3 == 0 else None
+            found = await batches.of(rows, during=interrupt)
+            if found.more:
+                continue
+            done: list[int] = []
+            open_ = {0, 1, 2}
+            for at, row in enumerate(left):
+                if at not in found.results:
+                    open_.discard(ms[row][0])
+                elif ms[row][0] in open_:
+                    assert found.results[at] == row * 10
+                    done.append(row)
+            assert done, "a batch of nothing"
+            for row in done:
+                committed[ms[row][0]].append(row)
+            left = [row for row in left if row not in done]
+            await pause(commit_ms)
+
+    Batches(service, limits(concurrency)).run(whole)
+    assert sorted(row for row, _ in service.began) == list(range(len(ms)))
+    assert all(rows == sorted(rows) for rows in committed.values())
+    assert service.most <= concurrency
+
+
 # --- an operator ----------------------------------------------------------------------------------
 
 
@@ -339,7 +535,9 @@ def test_plain_functions_are_called_at_the_same_time() -> None:
 def partly(calls: dict[int, Any]) -> MakesCalls:
     """Has these rows called alone: with results, or errors."""
 
-    def make(ask: Any, taken: Any, rows: Any, limits: Any, every: bool) -> Called:
+    def make(
+        ask: Any, taken: Any, rows: Any, limits: Any, every: bool, named: Any = None
+    ) -> Called:
         failed = {row: found for row, found in calls.items() if isinstance(found, BaseException)}
         return Called({row: calls[row] for row in calls if row not in failed}, failed)
 
@@ -355,6 +553,28 @@ def test_a_batch_ends_in_each_partition_before_the_first_record_that_was_not_cal
     rest = given.take(np.array([0, 2, 3, 5, 6, 7]))
     found = called(operator(doubled), rest, partly({}), known)  # nothing is called again
     assert found.value.to_pylist() == [0, 4, 6, 10, 12, 14]
+
+
+def test_records_that_have_come_are_taken_in_with_the_answers_that_are_there() -> None:
+    given, known = batch(list(range(4)), [0, 0, 1, 1]), KnownResults()
+    asked: list[Named | None] = []
+
+    def make(
+        ask: Any, taken: Any, rows: Any, limits: Any, every: bool, named: Any = None
+    ) -> Called:
+        asked.append(named)
+        first = len(asked) == 1
+        return Called({1: 2} if first else dict.fromkeys(rows, 7), {}, more=first)
+
+    with pytest.raises(MoreRecords):
+        called(operator(doubled), given.take(np.arange(3)), make, known)
+    found = called(operator(doubled), given, make, known)
+    assert found.value.to_pylist() == [7, 2, 7, 7]
+    both = [one for one in asked if one is not None]
+    assert [one.slot for one in both] == [1, 1]
+    assert both[0].places == [(LOG, 0, 0), (LOG, 1, 0), (TopicPartition("in", 1), 0, 0)]
+    assert [sorted(one.firsts) for one in both] == [[0, 2], [0, 1]]
+    assert [one.ready for one in both] == [False, False]
 
 
 def test_of_records_that_fail_those_behind_the_end_are_called_again() -> None:
@@ -373,7 +593,9 @@ def test_calls_begin_in_turns_over_the_partitions() -> None:
     began: list[tuple[int, int]] = []
     given = batch(list(range(6)), [0, 0, 0, 0, 1, 1])
 
-    def make(ask: Any, taken: Any, rows: Any, limits: Any, every: bool) -> Called:
+    def make(
+        ask: Any, taken: Any, rows: Any, limits: Any, every: bool, named: Any = None
+    ) -> Called:
         began.extend((int(given.partition[row]), int(given.offset[row])) for row in rows)
         return Called(dict.fromkeys(rows, 0), {})
 
@@ -409,8 +631,7 @@ def own_loop() -> Iterator[EventLoop]:
 def made(
     loop: EventLoop, fn: Callable[[int], Any], rows: int, asked: CallLimits, **how: Any
 ) -> Called:
-    wanted = how.get("wanted", always)
-    return loop.call(how.get("begin_ms"), wanted, fn, None, range(rows), asked, True)
+    return loop.call(CallsBatch(**how), fn, None, range(rows), asked, True)
 
 
 def test_threads_of_calls_that_timed_out_are_left_and_then_the_worker_is_replaced() -> None:
@@ -472,6 +693,40 @@ def test_the_loop_outlives_what_a_function_leaves_on_it() -> None:
         assert made(loop, fn, 2, limits(1)).results == {0: 0, 1: 1}
         assert made(loop, fn, 1, limits(1)).results == {0: 0}
     assert "cancelled" in left
+
+
+def test_calls_outlive_a_batch_and_are_cancelled_where_no_batch_will_have_them() -> None:
+    release, began = threading.Event(), threading.Event()
+    arrived: list[bool] = []
+
+    async def fn(row: int) -> int:
+        if row:
+            began.set()
+            while not release.is_set():
+                await pause(1)
+        return row
+
+    def here() -> bool:
+        arrived.append(True)
+        return False
+
+    with own_loop() as loop:
+        how = CallsBatch(arrived=here)
+        rows = named([5, 6])
+        assert loop.call(how, fn, None, range(2), limits(4), True, rows) == Called({0: 0}, {})
+        loop.keep({LOG: 6})
+        release.set()
+        ask: Any = None  # nobody is asked again
+        assert loop.call(how, ask, None, range(1), limits(4), True, named([6])) == Called(
+            {0: 1}, {}
+        )
+        release.clear()
+        loop.call(how, fn, None, range(2), limits(4), True, named([7, 8]))
+        kept = [call for one in loop._kept.values() for call in one.values()]
+        loop.keep({})
+        assert not any(loop._kept.values())
+        assert [call.dropped for call in kept if call.outcome is None] == [True]
+    assert arrived
 
 
 # --- the gate -------------------------------------------------------------------------------------
