@@ -208,6 +208,32 @@ class TableChanges(Operator):
         return TasksResult(right.take(rows).with_columns(key, value), {}, {}, {})
 
 
+@dataclass(frozen=True)
+class Changes(Operator):
+    """Of each update an envelope of Debezium, ``struct<before, after, op, ts_ms>``; of a deletion
+    also a null value behind it, by which compaction forgets the key. A deletion of what was not
+    there is none. ``type``: of the envelope."""
+
+    type: pa.DataType
+    old_sides: ClassVar[tuple[int, ...]] = (0,)
+
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`; op is c, u or d, ts_ms the time of the update's record."""
+        (new,) = inputs.sides
+        old = new.old
+        assert old is not None
+        was, there = valid(old.value), valid(new.value)
+        changed, gone = np.flatnonzero(was | there), np.flatnonzero(was & ~there)
+        rows = np.concatenate([changed, gone])
+        ends = np.arange(len(rows)) >= len(changed)
+        order = np.lexsort((ends, rows))
+        rows, ends = rows[order], ends[order]
+        ops = pa.array(["c", "u", "d"]).take(pa.array(was[rows] * (2 - there[rows].astype(int))))
+        columns = [old.value.take(rows), new.value.take(rows), ops, pa.array(new.timestamp[rows])]
+        value = pa.StructArray.from_arrays(columns, fields=list(self.type), mask=pa.array(ends))
+        return TasksResult(new.take(rows).with_columns(value=value), {}, {}, {})
+
+
 # --- repeated records: the first of an id goes on, those that are close to it in time do not ------
 # Of an id the times of its records that went on are kept, in a window store with empty values.
 

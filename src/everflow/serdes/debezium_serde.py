@@ -1,0 +1,392 @@
+"""The serde of Debezium's change data: envelopes, rows and keys, in JSON or in Avro (note 071)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everflow.errors import SchemaError
+from everflow.records import Int64
+from everflow.serdes.arrow_types import holds
+from everflow.serdes.avro_reading import read_columns
+from everflow.serdes.avro_types import Avro, branches, parsed
+from everflow.serdes.base import SerdeError, slices
+from everflow.serdes.byte_rows import Faults, Flags
+from everflow.serdes.connect_columns import declared, written
+from everflow.serdes.connect_types import (
+    NOT_SAID,
+    Connect,
+    Form,
+    Said,
+    avro_schema,
+    connect_schema,
+    form_of,
+    plain_text,
+)
+from everflow.serdes.json_serde import JsonSerde
+from everflow.serdes.registered import Registered
+from everflow.serdes.registry import Schema
+
+ENVELOPE, ROW = "envelope", "row"
+UNAVAILABLE = "__debezium_unavailable_value"
+"""Of a value that PostgreSQL keeps elsewhere (TOAST), which an update did not change."""
+NO_COLUMNS = pa.struct([])
+NOTHING_SAID = Said()
+_DELETED = "__deleted"
+_WITH_ROWS, _OPS = ("r", "c", "u"), ("r", "c", "u", "d", "t", "m")
+_SCHEMA, _PAYLOAD = b'{"schema":', b',"payload":'
+_MOST_SCHEMAS = 64
+"""Of a batch: behind so many, records are taken apart one by one."""
+NO_KEY = (
+    "a change without a key: which row it changes, it does not say. The table has no primary key: "
+    "give it one, or name its columns by message.key.columns in the connector"
+)
+
+
+@dataclass(frozen=True, repr=False)
+class DebeziumSerde(Registered):
+    """Changes of a table whose columns are ``columns``. ``shape``: `ENVELOPE` or `ROW`; ``table``:
+    read as a table's source does, a row, or null for a deletion."""
+
+    columns: pa.DataType = NO_COLUMNS
+    shape: str = ENVELOPE
+    said: Said = NOTHING_SAID
+    table: bool = False
+
+    format: ClassVar[str] = "AVRO"
+    format_name: ClassVar[str] = "Debezium"
+
+    @property
+    def name(self) -> str:
+        return ""
+
+    def _difference(self, other: Schema) -> str:
+        return ""
+
+    def __repr__(self) -> str:
+        return f"debezium({self.columns})"
+
+    @property
+    def asked(self) -> pa.DataType:
+        """What is read of each value."""
+        if self.shape == ENVELOPE:
+            return self.type if not self.table else envelope_type(self.columns)
+        if self.table and self.columns.get_field_index(_DELETED) < 0:
+            return pa.struct([*self.columns, (_DELETED, pa.string())])
+        return self.columns
+
+    def encode_array(self, values: pa.Array) -> pa.Array:
+        if self.registry is not None:
+            raise SchemaError(reads_only(self))
+        return super().encode_array(values)
+
+    def _write(self, values: pa.Array) -> pa.Array:
+        raw = written(values, self._form(self.type, None))
+        return JsonSerde(raw.type).encode_array(raw)
+
+    def _read(self, data: pa.Array, writer: Schema) -> tuple[pa.Array, Faults]:
+        in_avro = self.registry is not None
+        found, faults = self._of_avro(data, writer) if in_avro else self._of_json(data)
+        if self.shape == ENVELOPE:
+            _judge_envelopes(found, faults)
+        made = self._row_or_deletion(found, faults) if self.table else found
+        if not faults:
+            return made, faults
+        wrong = np.zeros(len(data), bool)
+        wrong[list(faults)] = True
+        return made.take(pa.array(np.arange(len(data)), mask=wrong)), dict(sorted(faults.items()))
+
+    # --- bytes to columns -------------------------------------------------------------------------
+
+    def _of_avro(self, data: pa.Array, writer: Schema) -> tuple[pa.Array, Faults]:
+        connect, text = avro_schema(writer.text, tuple(one for _, one in writer.resolved))
+        references = tuple(plain_text(one) for _, one in writer.resolved)
+        whole = parsed(text, references)
+        if whole.kind != "record":
+            raise SerdeError(f"it was written as {whole}, which is no row and no envelope")
+        raw, faults = read_columns(data, whole, narrowed(whole, self.asked))
+        return self._declared(raw, faults, self._form(self.asked, connect))
+
+    def _of_json(self, data: pa.Array) -> tuple[pa.Array, Faults]:
+        parts = list(payloads(data))
+        read = [self._of_payloads(one) for one in parts]
+        if len(parts) == 1:
+            return read[0]
+        columns = [column for column, _ in read] or [pa.nulls(0, self.asked)]
+        places = np.empty(len(data), np.int64)
+        rows = np.concatenate([one.rows for one in parts]) if parts else np.zeros(0, np.int64)
+        places[rows] = np.arange(len(data))
+        faults = {
+            int(one.rows[row]): error
+            for one, (_, wrong) in zip(parts, read, strict=True)
+            for row, error in wrong.items()
+        }
+        return pa.concat_arrays(columns).take(pa.array(places)), faults
+
+    def _of_payloads(self, part: Payloads) -> tuple[pa.Array, Faults]:
+        try:
+            schema = None if part.schema is None else _connect_of(part.schema)
+        except SerdeError as error:
+            return pa.nulls(len(part.data), self.asked), dict.fromkeys(range(len(part.data)), error)
+        form = self._form(self.asked, schema)
+        raw, faults = JsonSerde(form.json_type).decode_marked(part.data)
+        if schema is None and holds(self.columns, _needs_words):
+            faults = {row: _hinted(error) for row, error in faults.items()}
+        return self._declared(raw, dict(faults), form)
+
+    def _form(self, type_: pa.DataType, schema: Connect | None) -> Form:
+        if self.shape == ROW:
+            return form_of(type_, schema, self.said)
+        inner = (None if schema is None else schema.field(one.name) or NOT_SAID for one in type_)
+        parts = tuple(
+            form_of(one.type, of, self.said) for one, of in zip(type_, inner, strict=True)
+        )
+        return Form(type_, parts=parts)
+
+    def _declared(self, raw: pa.Array, faults: Faults, form: Form) -> tuple[pa.Array, Faults]:
+        column, unfit = declared(raw, form)
+        return column, {**unfit, **faults}
+
+    # --- what a table makes of them ---------------------------------------------------------------
+
+    def _row_or_deletion(self, found: pa.Array, faults: Faults) -> pa.Array:
+        if self.shape == ROW:
+            deleted = pc.struct_field(found, _DELETED).cast(pa.string())
+            there = _flags(pc.not_equal(deleted, "true"), True)
+            rows = found if found.type == self.columns else _fields_of(found, self.columns)
+        else:
+            ops = pc.struct_field(found, "op")
+            there = _flags(pc.is_in(ops, pa.array(_WITH_ROWS)), False)
+            other = _flags(pc.is_in(ops, pa.array(("t", "m"))), False)
+            for row in np.flatnonzero(other).tolist():
+                faults.setdefault(row, SerdeError(_NO_ROW[ops[row].as_py()]))
+            rows = pc.struct_field(found, "after")
+        rows = rows.take(pa.array(np.arange(len(rows)), mask=~there))
+        _judge_rows(rows, faults)
+        return rows
+
+
+_NO_ROW = {
+    "t": (
+        "a truncate, in one partition of the topic: the table's other partitions do not see it, so "
+        "its rows stay. Delete rows by DELETE, or leave truncates out by skipped.operations=t; "
+        "then begin the table anew, with everflow reset and a new snapshot"
+    ),
+    "m": "a message of the database's log, which is no change of a row",
+}
+
+
+def envelope_type(columns: pa.DataType, source: pa.DataType | None = None) -> pa.DataType:
+    fields = [("before", columns), ("after", columns)]
+    if source is not None:
+        fields.append(("source", source))
+    return pa.struct([*fields, ("op", pa.string()), ("ts_ms", pa.int64())])
+
+
+def of_a_table(serde: Any) -> Any:
+    """As the source of a table reads it."""
+    if not isinstance(serde, DebeziumSerde) or serde.table:
+        return serde
+    return replace(serde, table=True, type=serde.columns)
+
+
+def behind(serde: Any) -> Any:
+    """As stores and topics behind a source have what it reads."""
+    if isinstance(serde, DebeziumSerde) and (serde.table or serde.registry is not None):
+        return JsonSerde(serde.type)
+    return serde
+
+
+def reads_only(serde: Any) -> str:
+    """Why nothing is written by ``serde``; empty where it writes."""
+    if not isinstance(serde, DebeziumSerde) or serde.registry is None:
+        return ""
+    return (
+        f"{serde!r} with registry= reads Avro, and writes none; write rows by serdes.avro(...), or "
+        f"changes as JSON by serdes.debezium(...) without registry="
+    )
+
+
+def no_key(serde: Any) -> str:
+    """Why ``serde`` is not one of keys; empty where it is."""
+    if not isinstance(serde, DebeziumSerde):
+        return ""
+    if serde.shape != ROW:
+        return f"{serde!r} is an envelope; a key is a row of its columns: form='row'"
+    if serde.registry is not None:
+        return (
+            f"{serde!r} reads Avro, and a key is also written, as the connector does: "
+            f"serdes.avro(subject='<topic>-key', registry=...)"
+        )
+    return ""
+
+
+def keyless(serde: Any, keys: pa.Array, values: pa.Array) -> Int64:
+    """Rows of changes that say of no row of the table that they change it."""
+    if not isinstance(serde, DebeziumSerde) or not serde.table or not keys.null_count:
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(_flags(pc.and_(keys.is_null(), values.is_valid()), False))
+
+
+# --- JSON with and without its schema -------------------------------------------------------------
+
+
+class Payloads(NamedTuple):
+    """Values with one schema (None: without). ``rows``: where they were."""
+
+    schema: bytes | None
+    data: pa.Array
+    rows: Int64
+
+
+def payloads(data: pa.Array) -> Iterator[Payloads]:
+    """The rows of ``data`` (none null) by their schemas."""
+    enveloped = _flags(pc.starts_with(data, _SCHEMA), False)
+    bare = np.flatnonzero(~enveloped)
+    if len(bare):
+        yield Payloads(None, data.take(pa.array(bare)), bare)
+    rest = np.flatnonzero(enveloped)
+    for _ in range(_MOST_SCHEMAS):
+        if not len(rest):
+            return
+        first = data[int(rest[0])].as_py()
+        schema = _schema_text(first)
+        some = data.take(pa.array(rest))
+        same = np.zeros(len(rest), bool)
+        if schema is not None:
+            head = _SCHEMA + schema + _PAYLOAD
+            same = _flags(pc.and_(pc.starts_with(some, head), pc.ends_with(some, b"}")), False)
+        if schema is None or not same[0]:
+            yield _one_by_one(first, rest[:1])
+            rest = rest[1:]
+            continue
+        mine = some.filter(pa.array(same))
+        sizes = pc.binary_length(mine).to_numpy().astype(np.int64) - len(head) - 1
+        begins = np.full(len(mine), len(head), np.int64)
+        known = None if schema == b"null" else schema
+        yield Payloads(known, slices(mine, begins, sizes), rest[same])
+        rest = rest[~same]
+    for row in rest.tolist():
+        yield _one_by_one(data[row].as_py(), np.array([row]))
+
+
+def _schema_text(row: bytes) -> bytes | None:
+    """The bytes of the schema in front of a payload; None for what is not written so."""
+    try:
+        text = row.decode()
+        _, end = _DECODER.raw_decode(text, len(_SCHEMA))
+    except (ValueError, RecursionError):
+        return None
+    found = text[len(_SCHEMA) : end].encode()
+    return found if row.startswith(_PAYLOAD, len(_SCHEMA) + len(found)) else None
+
+
+_DECODER = json.JSONDecoder()
+
+
+def _one_by_one(row: bytes, rows: Int64) -> Payloads:
+    """A record that has its schema in another form, or that is no such record."""
+    try:
+        found = orjson.loads(row)
+    except orjson.JSONDecodeError:
+        found = None
+    if isinstance(found, Mapping) and set(found) == {"schema", "payload"}:
+        schema = found["schema"]
+        text = None if schema is None else orjson.dumps(schema)
+        return Payloads(text, pa.array([orjson.dumps(found["payload"])], pa.binary()), rows)
+    return Payloads(None, pa.array([row], pa.binary()), rows)
+
+
+@lru_cache(maxsize=256)
+def _connect_of(text: bytes) -> Connect:
+    return connect_schema(orjson.loads(text))
+
+
+_HINT = (
+    "; the record has no schema, so the serde says how decimals and times are written: "
+    "serdes.debezium(..., decimals='string', times='us')"
+)
+
+
+def _hinted(error: SerdeError) -> SerdeError:
+    return SerdeError(f"{error}{_HINT}") if "does not fit" in str(error) else error
+
+
+def _needs_words(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_decimal(type_) or pa.types.is_temporal(type_))
+
+
+# --- Avro -----------------------------------------------------------------------------------------
+
+
+def narrowed(whole: Avro, wanted: pa.DataType) -> Avro:
+    """The writer's schema with the fields that are wanted alone."""
+    if whole.kind == "union" and len(branches(whole)) == 1:
+        parts = tuple(one if one.kind == "null" else narrowed(one, wanted) for one in whole.parts)
+        return replace(whole, parts=parts)
+    if whole.kind == "record" and pa.types.is_struct(wanted):
+        fields = []
+        for one in whole.fields:
+            at = wanted.get_field_index(one.name)
+            if at >= 0:
+                fields.append(replace(one, type=narrowed(one.type, wanted.field(at).type)))
+        if not fields:
+            names = ", ".join(one.name for one in wanted)
+            raise SerdeError(f"it was written as {whole}, which has none of the fields {names}")
+        return replace(whole, fields=tuple(fields))
+    return whole
+
+
+# --- what is judged -------------------------------------------------------------------------------
+
+
+def _judge_envelopes(found: pa.Array, faults: Faults) -> None:
+    ops = pc.struct_field(found, "op")
+    known = _flags(pc.is_in(ops, pa.array(_OPS)), False)
+    without = _flags(pc.struct_field(found, "after").is_null(), False)
+    rows = _flags(pc.is_in(ops, pa.array(_WITH_ROWS)), False) & without
+    valid = _flags(found.is_valid(), False)
+    for row in np.flatnonzero((~known | rows) & valid).tolist():
+        op = ops[row].as_py()
+        if rows[row]:
+            why = f"the change {op!r} has no row (after)"
+        elif op is None:
+            why = (
+                "no envelope of Debezium: it has no op. If the connector unwraps its changes "
+                "(ExtractNewRecordState), read it with form='row'"
+            )
+        else:
+            why = f"no operation of Debezium: op is {op!r:.40}"
+        faults.setdefault(row, SerdeError(why))
+
+
+def _judge_rows(rows: pa.Array, faults: Faults) -> None:
+    for one in rows.type:
+        if not (pa.types.is_string(one.type) or pa.types.is_binary(one.type)):
+            continue
+        lacks = pc.equal(pc.struct_field(rows, one.name), pa.scalar(UNAVAILABLE).cast(one.type))
+        for row in np.flatnonzero(_flags(lacks, False)).tolist():
+            why = (
+                f"{one.name} is not in the change: it is kept elsewhere (TOAST), and did not "
+                f"change. ALTER TABLE ... REPLICA IDENTITY FULL has it written in every change"
+            )
+            faults.setdefault(row, SerdeError(why))
+
+
+def _fields_of(found: pa.Array, type_: pa.DataType) -> pa.Array:
+    columns = [pc.struct_field(found, one.name) for one in type_]
+    nulls = found.is_null() if found.null_count else None
+    return pa.StructArray.from_arrays(columns, fields=list(type_), mask=nulls)
+
+
+def _flags(found: pa.Array, null: bool) -> Flags:
+    flags: Flags = found.fill_null(null).to_numpy(zero_copy_only=False)
+    return flags
