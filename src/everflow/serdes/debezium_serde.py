@@ -250,7 +250,11 @@ class Payloads(NamedTuple):
 def payloads(data: pa.Array) -> Iterator[Payloads]:
     """The rows of ``data`` (none null) by their schemas."""
     enveloped = _flags(pc.starts_with(data, _SCHEMA), False)
-    bare = np.flatnonzero(~enveloped)
+    inside = pc.and_(*(pc.match_substring(data, word) for word in (b'"schema"', b'"payload"')))
+    odd = _flags(inside, False) & ~enveloped
+    for row in np.flatnonzero(odd).tolist():
+        yield _one_by_one(data[row].as_py(), np.array([row]))
+    bare = np.flatnonzero(~enveloped & ~odd)
     if len(bare):
         yield Payloads(None, data.take(pa.array(bare)), bare)
     rest = np.flatnonzero(enveloped)
