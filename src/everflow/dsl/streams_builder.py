@@ -27,7 +27,7 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.graph_builder import GraphBuilder, Stream, builder_call, store_spec
 from everflow.dsl.lowering.stateless import key_partitioner_of
-from everflow.dsl.lowering.tables import Frame, Key, loaded_table, table_stores
+from everflow.dsl.lowering.tables import Frame, Key, has_history, loaded_table, table_stores
 from everflow.dsl.stores import Store
 from everflow.dsl.streams import GlobalKTable, KStream, KTable
 from everflow.errors import TopologyError
@@ -152,7 +152,8 @@ class StreamsBuilder(Telling):
         if name is not None:
             self.graph.burn(1)  # the original burns the source's number where the table has a name
         source, edge = self._source("table", (topic,), source_name, locals())
-        stores, operator = table_stores(self.graph, store, edge, "table", ttl)
+        partial = isinstance(value, DebeziumSerde)
+        stores, operator = table_stores(self.graph, store, edge, "table", ttl, partial=partial)
         node_name = self.graph.node_name(name, "KTABLE-SOURCE-")
         stream = Stream(self.graph, source, edge)
         return KTable(stream.kept(node_name, "SOURCE", operator, stores))
@@ -250,7 +251,8 @@ class StreamsBuilder(Telling):
         first = topics[0] if not isinstance(arguments.get("topics"), re.Pattern) else None
         key_serde, value_serde = bound_serdes(pair, first)
         if operator == "table":
-            value_serde = of_a_table(value_serde)
+            completes = not has_history(self.graph, arguments["store"])
+            value_serde = of_a_table(value_serde, completes=completes)
         edge = Edge.of(key_serde, behind(value_serde))
         pattern = arguments.get("topics")
         reading = Reading(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -60,6 +62,8 @@ class DebeziumSerde(Registered):
     shape: str = ENVELOPE
     said: Said = NOTHING_SAID
     table: bool = False
+    completes: bool = False
+    """The table fills in what a change lacks (`lacking`); else such a change is a bad record."""
 
     format: ClassVar[str] = "AVRO"
     format_name: ClassVar[str] = "Debezium"
@@ -170,7 +174,8 @@ class DebeziumSerde(Registered):
                 faults.setdefault(row, SerdeError(_NO_ROW[ops[row].as_py()]))
             rows = pc.struct_field(found, "after")
         rows = rows.take(pa.array(np.arange(len(rows)), mask=~there))
-        _judge_rows(rows, faults)
+        if not self.completes:
+            _judge_rows(rows, faults)
         return rows
 
 
@@ -191,11 +196,11 @@ def envelope_type(columns: pa.DataType, source: pa.DataType | None = None) -> pa
     return pa.struct([*fields, ("op", pa.string()), ("ts_ms", pa.int64())])
 
 
-def of_a_table(serde: Any) -> Any:
-    """As the source of a table reads it."""
+def of_a_table(serde: Any, *, completes: bool = False) -> Any:
+    """As the source of a table reads it; ``completes``: as of `DebeziumSerde`."""
     if not isinstance(serde, DebeziumSerde) or serde.table:
         return serde
-    return replace(serde, table=True, type=serde.columns)
+    return replace(serde, table=True, type=serde.columns, completes=completes)
 
 
 def behind(serde: Any) -> Any:
@@ -373,20 +378,56 @@ def _judge_envelopes(found: pa.Array, faults: Faults) -> None:
 
 
 def _judge_rows(rows: pa.Array, faults: Faults) -> None:
-    for one in rows.type:
-        if not (pa.types.is_string(one.type) or pa.types.is_binary(one.type)):
-            continue
-        lacks = pc.equal(pc.struct_field(rows, one.name), pa.scalar(UNAVAILABLE).cast(one.type))
-        for row in np.flatnonzero(_flags(lacks, False)).tolist():
+    for name, flags in lacking(rows).items():
+        for row in np.flatnonzero(flags).tolist():
             why = (
-                f"{one.name} is not in the change: it is kept elsewhere (TOAST), and did not "
-                f"change. ALTER TABLE ... REPLICA IDENTITY FULL has it written in every change"
+                f"{name} is not in the change: it is kept elsewhere (TOAST), and did not change. "
+                f"ALTER TABLE ... REPLICA IDENTITY FULL has it written in every change"
             )
             faults.setdefault(row, SerdeError(why))
 
 
+def lacking(rows: pa.Array) -> dict[str, Flags]:
+    """By column the rows whose value an update did not write, since it did not change."""
+    found = {
+        one.name: _unavailable(pc.struct_field(rows, [at])) for at, one in enumerate(rows.type)
+    }
+    return {name: flags for name, flags in found.items() if flags is not None and flags.any()}
+
+
+def _unavailable(column: pa.Array) -> Flags | None:
+    """As `UnchangedToastedPlaceholder` of the connector; None: its type has no such value."""
+    type_ = column.type
+    if pa.types.is_string(type_) or pa.types.is_binary(type_):
+        return _flags(pc.equal(column, pa.scalar(UNAVAILABLE).cast(type_)), False)
+    words = _placeholders(type_)
+    if not words:
+        return None
+    sizes = np.diff(column.offsets.to_numpy())  # of a null it does not matter
+    likely = np.flatnonzero(np.isin(sizes, [len(word) for word in words]))
+    flags = np.zeros(len(column), bool)
+    flags[likely] = [one in words for one in column.take(pa.array(likely)).to_pylist()]
+    return flags
+
+
+@lru_cache(maxsize=64)
+def _placeholders(type_: pa.DataType) -> tuple[list[Any], ...]:
+    raw = UNAVAILABLE.encode()
+    if pa.types.is_map(type_):
+        return ([(UNAVAILABLE, UNAVAILABLE)],)
+    if not pa.types.is_list(type_):
+        return ()
+    items = type_.value_type
+    if pa.types.is_string(items):
+        digest = hashlib.md5(raw, usedforsecurity=False).digest()
+        return [UNAVAILABLE], [str(uuid.UUID(bytes=digest, version=3))]
+    if pa.types.is_binary(items):
+        return ([raw],)
+    return (list(raw),) if pa.types.is_integer(items) else ()
+
+
 def _fields_of(found: pa.Array, type_: pa.DataType) -> pa.Array:
-    columns = [pc.struct_field(found, one.name) for one in type_]
+    columns = [pc.struct_field(found, [found.type.get_field_index(one.name)]) for one in type_]
     nulls = found.is_null() if found.null_count else None
     return pa.StructArray.from_arrays(columns, fields=list(type_), mask=nulls)
 

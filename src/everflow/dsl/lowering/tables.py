@@ -88,8 +88,19 @@ def with_ttl(
     return spec, (store, bytes_store(index))
 
 
+def has_history(graph: GraphBuilder, store: str) -> bool:
+    options = graph.options.get(store)
+    return options is not None and options.history is not None
+
+
 def table_stores(
-    graph: GraphBuilder, name: str, edge: Edge, operator: str, ttl: Duration | None = None
+    graph: GraphBuilder,
+    name: str,
+    edge: Edge,
+    operator: str,
+    ttl: Duration | None = None,
+    *,
+    partial: bool = False,
 ) -> tuple[tuple[StoreSpec, ...], TableSpec | VersionedTableSpec | TimeToLiveSpec]:
     options = graph.options.get(name)
     history = None if options is None else options.history
@@ -104,7 +115,7 @@ def table_stores(
         history_ms = duration_ms(history)
         spec = store_spec(name, written, VERSIONED, retention_ms=history_ms)
         return (spec,), VersionedTableSpec(name, *written, history_ms)
-    spec, table = store_spec(name, written), TableSpec(name, *written)
+    spec, table = store_spec(name, written), TableSpec(name, *written, partial=partial)
     if ttl_ms is None:
         return (spec,), table
     ending, stores = with_ttl(graph, table, spec, ttl_ms, operator)

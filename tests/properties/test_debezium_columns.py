@@ -1,0 +1,145 @@
+"""Change data are read as they were written: random columns, by the record's schema or by the
+program's words."""
+
+import base64
+import datetime as dt
+import json
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everflow import serdes
+
+UTC = dt.timezone.utc
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=UTC)
+CONNECT = "org.apache.kafka.connect.data"
+MOMENTS = st.datetimes(dt.datetime(1, 1, 3), dt.datetime(9999, 12, 29), timezones=st.just(UTC))
+DAYS = st.dates()
+
+
+def micros(when: dt.datetime) -> int:
+    return (when - EPOCH) // dt.timedelta(microseconds=1)
+
+
+def twos(number: int) -> str:
+    size = max(1, (number.bit_length() + 8) // 8)
+    return base64.b64encode(number.to_bytes(size, "big", signed=True)).decode()
+
+
+def whole(moment: dt.datetime) -> dt.datetime:
+    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+
+
+def unscaled(value: Decimal, scale: int) -> int:
+    return int(value.scaleb(scale))
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> tuple[str, dict[str, Any], Any]:
+    """A type, its schema in Kafka Connect, and how a value of it is written; a value comes with
+    `value_of`."""
+    scale = draw(st.integers(0, 6))
+    kinds: list[tuple[str, dict[str, Any], Any]] = [
+        ("bigint", {"type": "int64"}, lambda one: one),
+        ("string", {"type": "string"}, lambda one: one),
+        ("date", {"type": "int32", "name": "io.debezium.time.Date"},
+         lambda one: (one - EPOCH.date()).days),
+        ("date", {"type": "string", "name": "io.debezium.time.IsoDate"},
+         lambda one: f"{one.isoformat()}Z"),
+        ("timestamp", {"type": "int64", "name": "io.debezium.time.MicroTimestamp"}, micros),
+        ("timestamp", {"type": "int64", "name": "io.debezium.time.NanoTimestamp"},
+         lambda one: micros(one) * 1000),
+        ("timestamp", {"type": "string", "name": "io.debezium.time.ZonedTimestamp"},
+         lambda one: one.isoformat()),
+        ("millis", {"type": "int64", "name": f"{CONNECT}.Timestamp"},
+         lambda one: micros(one) // 1000),
+        (f"decimal(18,{scale})",
+         {"type": "bytes", "name": f"{CONNECT}.Decimal", "parameters": {"scale": str(scale)}},
+         lambda one: twos(unscaled(one, scale))),
+        (f"decimal(18,{scale})", {"type": "string"}, str),
+        (f"decimal(18,{scale})",
+         {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal"},
+         lambda one: {"scale": scale, "value": twos(unscaled(one, scale))}),
+    ]  # fmt: skip
+    return draw(st.sampled_from(kinds))
+
+
+def value_of(draw: st.DrawFn, type_: str, schema: dict[str, Any]) -> Any:
+    if draw(st.integers(0, 4)) == 0:
+        return None
+    if type_ == "bigint":
+        return draw(st.integers(-(2**63), 2**63 - 1))
+    if type_ == "string":
+        return draw(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5))
+    if type_ == "date":
+        return draw(DAYS)
+    if type_ == "millis":
+        return whole(draw(MOMENTS))
+    if type_ == "timestamp":
+        near = st.datetimes(
+            dt.datetime(1700, 1, 1), dt.datetime(2200, 1, 1), timezones=st.just(UTC)
+        )
+        return draw(near if schema.get("name", "").endswith("NanoTimestamp") else MOMENTS)
+    scale = int(type_.rpartition(",")[2][:-1])
+    return Decimal(draw(st.integers(-(10**18) + 1, 10**18 - 1))).scaleb(-scale)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[str, bytes, list[bytes | None], list[Any]]:
+    """Columns, and rows as they are written and as they are."""
+    made = draw(st.lists(columns(), min_size=1, max_size=5))
+    ddl = ", ".join(
+        f"c{at} {'timestamp' if type_ == 'millis' else type_}"
+        for at, (type_, _, _) in enumerate(made)
+    )
+    fields = [
+        {**schema, "optional": True, "field": f"c{at}"} for at, (_, schema, _) in enumerate(made)
+    ]
+    schema = {"type": "struct", "fields": fields}
+    rows: list[bytes | None] = []
+    values = []
+    for _ in range(draw(st.integers(1, 6))):
+        if draw(st.integers(0, 5)) == 0:
+            rows.append(None)
+            values.append(None)
+            continue
+        row = [value_of(draw, type_, one) for type_, one, _ in made]
+        values.append({f"c{at}": one for at, one in enumerate(row)})
+        payload = {
+            f"c{at}": None if one is None else write(one)
+            for at, (one, (_, _, write)) in enumerate(zip(row, made, strict=True))
+        }
+        both = {"schema": schema, "payload": payload}
+        blanks = draw(st.sampled_from([(",", ":"), (", ", ": ")]))
+        rows.append(json.dumps(both, separators=blanks, ensure_ascii=False).encode())
+    return ddl, json.dumps(schema).encode(), rows, values
+
+
+@given(table=tables())
+def test_rows_are_read_by_the_schemas_in_front_of_them(table: Any) -> None:
+    ddl, _, rows, values = table
+    column, faults = serdes.debezium(ddl, form="row").decode_marked(pa.array(rows, pa.binary()))
+    assert (faults, column.to_pylist()) == ({}, values)
+
+
+@given(
+    table=tables(),
+    decimals=st.sampled_from(["precise", "string", "double", "variable"]),
+    times=st.sampled_from(["us", "iso"]),
+)
+def test_rows_are_read_as_they_are_written(table: Any, decimals: str, times: str) -> None:
+    ddl, _, _, values = table
+    for serde in (
+        serdes.debezium(ddl, form="row", decimals=decimals, times=times),
+        serdes.debezium(ddl, decimals=decimals, times=times),
+    ):
+        wrap = serde.type.names[0] == "before"
+        given_ = [
+            {"before": one, "after": one, "op": "u", "ts_ms": 1} if wrap and one else one
+            for one in values
+        ]
+        data = serde.encode_array(pa.array(given_, serde.type))
+        assert serde.decode_array(data).to_pylist() == given_
