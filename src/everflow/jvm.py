@@ -157,7 +157,7 @@ def _os_ids() -> set[str]:
     return {part.split("-")[0] for part in ids.split()}
 
 
-CONFS = ("broker", "streams", "streams-4.2", "flink", "oracle", "schemas", "spark-avro")
+CONFS = ("broker", "streams", "streams-4.2", "flink", "oracle", "schemas", "connect", "spark-avro")
 
 _IVY_FOLDER = Path(__file__).with_name("ivy")
 _RESOLVE_TIMEOUT_S = 900.0

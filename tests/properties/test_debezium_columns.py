@@ -64,7 +64,8 @@ def columns(draw: st.DrawFn) -> tuple[str, dict[str, Any], Any]:
          {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal"},
          lambda one: {"scale": scale, "value": twos(unscaled(one, scale))}),
     ]  # fmt: skip
-    return draw(st.sampled_from(kinds))
+    chosen: tuple[str, dict[str, Any], Any] = draw(st.sampled_from(kinds))
+    return chosen
 
 
 def value_of(draw: st.DrawFn, type_: str, schema: dict[str, Any]) -> Any:
@@ -100,7 +101,7 @@ def tables(draw: st.DrawFn) -> tuple[str, bytes, list[bytes | None], list[Any]]:
     ]
     schema = {"type": "struct", "fields": fields}
     rows: list[bytes | None] = []
-    values = []
+    values: list[Any] = []
     for _ in range(draw(st.integers(1, 6))):
         if draw(st.integers(0, 5)) == 0:
             rows.append(None)
@@ -121,7 +122,8 @@ def tables(draw: st.DrawFn) -> tuple[str, bytes, list[bytes | None], list[Any]]:
 @given(table=tables())
 def test_rows_are_read_by_the_schemas_in_front_of_them(table: Any) -> None:
     ddl, _, rows, values = table
-    column, faults = serdes.debezium(ddl, form="row").decode_marked(pa.array(rows, pa.binary()))
+    serde: Any = serdes.debezium(ddl, form="row")
+    column, faults = serde.decode_marked(pa.array(rows, pa.binary()))
     assert (faults, column.to_pylist()) == ({}, values)
 
 

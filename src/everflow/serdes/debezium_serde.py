@@ -63,7 +63,7 @@ class DebeziumSerde(Registered):
     said: Said = NOTHING_SAID
     table: bool = False
     completes: bool = False
-    """The table fills in what a change lacks (`lacking`); else such a change is a bad record."""
+    """The table fills in what an update lacks (`lacking`); else it is a bad record."""
 
     format: ClassVar[str] = "AVRO"
     format_name: ClassVar[str] = "Debezium"
@@ -174,8 +174,10 @@ class DebeziumSerde(Registered):
                 faults.setdefault(row, SerdeError(_NO_ROW[ops[row].as_py()]))
             rows = pc.struct_field(found, "after")
         rows = rows.take(pa.array(np.arange(len(rows)), mask=~there))
-        if not self.completes:
-            _judge_rows(rows, faults)
+        kept = np.full(len(rows), self.completes)
+        if self.shape == ENVELOPE:  # of a row that begins, nothing is there to be kept
+            kept &= _flags(pc.equal(pc.struct_field(found, "op"), "u"), False)
+        _judge_rows(rows, kept, faults)
         return rows
 
 
@@ -377,9 +379,9 @@ def _judge_envelopes(found: pa.Array, faults: Faults) -> None:
         faults.setdefault(row, SerdeError(why))
 
 
-def _judge_rows(rows: pa.Array, faults: Faults) -> None:
+def _judge_rows(rows: pa.Array, kept: Flags, faults: Faults) -> None:
     for name, flags in lacking(rows).items():
-        for row in np.flatnonzero(flags).tolist():
+        for row in np.flatnonzero(flags & ~kept).tolist():
             why = (
                 f"{name} is not in the change: it is kept elsewhere (TOAST), and did not change. "
                 f"ALTER TABLE ... REPLICA IDENTITY FULL has it written in every change"

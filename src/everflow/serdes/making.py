@@ -178,7 +178,7 @@ def _words(
     default: Words = getattr(Said(), called)
     if given is None:
         return default
-    found = dict(given) if isinstance(given, Mapping) else {"": given}
+    found: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"": given}
     for name, word in found.items():
         if word not in known:
             raise SerdeError(

@@ -1,5 +1,6 @@
 """How a program reads and writes change data: which serde stands where, and what is refused."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -95,7 +96,7 @@ def test_avro_is_behind_a_source_as_json() -> None:
     assert sink.value_serde == ENVELOPE
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
     "an envelope as a key": (lambda b: table(b, key=serdes.debezium("id bigint")), "form='row'"),
     "Avro as a key": (lambda b: table(b, key=avro("row")), "serdes.avro"),
     "a global table": (

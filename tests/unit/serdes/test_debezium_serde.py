@@ -192,7 +192,7 @@ def test_nested_values_are_read_by_their_schemas_too() -> None:
         "times array<timestamp>, point struct<on date>, by_name map<string, timestamp>", form="row"
     )
     schema = {"type": "struct", "fields": fields}
-    values = [
+    values: list[dict[str, Any]] = [
         {"times": [MICROS // 1000, None], "point": {"on": 0}, "by_name": {"a": 0}},
         {"times": None, "point": None, "by_name": None},
         {"times": [], "point": {"on": None}, "by_name": {}},
@@ -289,9 +289,20 @@ def test_what_is_no_row_and_no_deletion_is_no_tables(data: bytes, word: str) -> 
     assert word in faults[0]
 
 
+def test_what_an_update_lacks_is_left_to_the_table() -> None:
+    """A row that begins has nothing that could be kept: its primary key was another one before."""
+    table = of_a_table(serdes.debezium("id bigint, note string"), completes=True)
+    lacks = {"id": 1, "note": UNAVAILABLE}
+    found, faults = read(table, *(dumped(change(op, None, lacks)) for op in ("u", "c")))
+    assert found == [lacks, None]
+    assert list(faults) == [1]
+    row = of_a_table(serdes.debezium("id bigint, note string", form="row"), completes=True)
+    assert read(row, dumped(lacks)) == ([lacks], {})
+
+
 def test_unwrapped_rows_say_that_they_are_deleted() -> None:
-    rows = [dumped({"id": 1, "__deleted": word}) for word in ("false", "true")]
-    rows += [dumped({"id": 1}), None]
+    marked = [dumped({"id": 1, "__deleted": word}) for word in ("false", "true")]
+    rows = [*marked, dumped({"id": 1}), None]
     for columns in ("id bigint", "id bigint, __deleted string"):
         table = of_a_table(serdes.debezium(columns, form="row"))
         found, faults = read(table, *rows)
