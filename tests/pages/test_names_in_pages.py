@@ -35,6 +35,10 @@ OTHERS = {
         *("SchemaConverters", "from_avro", "from_protobuf"),  # Spark's
         "HeaderSchemaIdSerializer",  # Confluent's
     },
+    "071-change-data.md": {  # Kafka Connect's and Debezium's
+        *("JsonConverter", "JsonSchemaConverter", "ProtobufConverter"),
+        *("ExtractNewRecordState", "UnchangedToastedPlaceholder"),
+    },
 }
 """Names of others, and of examples."""
 

@@ -82,7 +82,8 @@ class DebeziumSerde(Registered):
     def asked(self) -> pa.DataType:
         """What is read of each value."""
         if self.shape == ENVELOPE:
-            return self.type if not self.table else envelope_type(self.columns)
+            row = [("after", self.columns), ("op", pa.string())]
+            return pa.struct(row) if self.table else self.type
         if self.table and self.columns.get_field_index(_DELETED) < 0:
             return pa.struct([*self.columns, (_DELETED, pa.string())])
         return self.columns

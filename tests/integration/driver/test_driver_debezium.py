@@ -140,14 +140,14 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_what_is_no_row_fails_or_goes_to_its_handler(case: str) -> None:
     key, value, word = BAD[case]
-    records = [None if one is None else json.dumps(one).encode() for one in (key, value)]
+    records = [(None if key is None else json.dumps(key).encode(), json.dumps(value).encode())]
     builder = StreamsBuilder()
     table(builder).to("upserts")
     topology = builder.build()
     with TopologyTestDriver(topology) as driver, pytest.raises(EverflowError, match=word):
-        driver.create_input_topic(TOPIC, BYTES, BYTES).pipe_input(*records)
+        driver.create_input_topic(TOPIC, BYTES, BYTES).pipe_batch(records)
     with TopologyTestDriver(topology, exception_handlers={"deserialization": "continue"}) as driver:
-        driver.create_input_topic(TOPIC, BYTES, BYTES).pipe_input(*records)
+        driver.create_input_topic(TOPIC, BYTES, BYTES).pipe_batch(records)
         assert not rows_of(driver, "orders")
 
 

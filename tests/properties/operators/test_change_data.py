@@ -88,7 +88,7 @@ def test_what_a_change_lacks_is_known_by_its_placeholder() -> None:
         "l array<bigint>, m map<string,string>, d double, e array<double>"
     )
     names = ("t", "b", "ts", "bs", "i", "l", "m", "d", "e")
-    absent = [UNAVAILABLE, raw, [UNAVAILABLE], [raw], list(raw), list(raw)]
+    absent: list[Any] = [UNAVAILABLE, raw, [UNAVAILABLE], [raw], list(raw), list(raw)]
     absent += [[(UNAVAILABLE, UNAVAILABLE)], 1.0, [1.0]]
     lacks = dict(zip(names, absent, strict=True))
     other = ["x", b"x", ["x"], [b"x"], [0] * len(raw), [1], [("x", "y")], 2.0, []]
