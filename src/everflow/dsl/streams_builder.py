@@ -253,7 +253,7 @@ class StreamsBuilder(Telling):
         if operator == "table":
             completes = not has_history(self.graph, arguments["store"])
             value_serde = of_a_table(value_serde, completes=completes)
-        edge = Edge.of(key_serde, behind(value_serde))
+        edge = Edge.of(behind(key_serde), behind(value_serde))
         pattern = arguments.get("topics")
         reading = Reading(
             offset_reset=reset,

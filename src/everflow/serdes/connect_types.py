@@ -195,6 +195,11 @@ class Form:
         return pa.list_(inner[0]) if pa.types.is_list(self.type) else _map(self.type, inner[0])
 
 
+def is_plain(form: Form) -> bool:
+    """True if its values are written as `serdes.json` writes them."""
+    return not form.how and all(is_plain(one) for one in form.parts)
+
+
 _JSON_TYPES = {
     "ms": pa.int64(),
     "us": pa.int64(),

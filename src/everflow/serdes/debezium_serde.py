@@ -31,6 +31,7 @@ from everflow.serdes.connect_types import (
     avro_schema,
     connect_schema,
     form_of,
+    is_plain,
     plain_text,
 )
 from everflow.serdes.json_serde import JsonSerde
@@ -207,8 +208,12 @@ def of_a_table(serde: Any, *, completes: bool = False) -> Any:
 
 
 def behind(serde: Any) -> Any:
-    """As stores and topics behind a source have what it reads."""
-    if isinstance(serde, DebeziumSerde) and (serde.table or serde.registry is not None):
+    """As stores and topics behind a source have what it reads. What Debezium writes as all JSON is
+    written by that serde, so that keys meet those of other streams."""
+    if not isinstance(serde, DebeziumSerde):
+        return serde
+    as_json = serde.shape == ROW and is_plain(form_of(serde.type, None, serde.said))
+    if serde.table or serde.registry is not None or as_json:
         return JsonSerde(serde.type)
     return serde
 

@@ -44,6 +44,19 @@ def test_a_table_reads_changes_and_keeps_rows() -> None:
     assert kept.stores[0].source_topic is None
 
 
+def test_keys_meet_those_of_other_streams() -> None:
+    builder = StreamsBuilder()
+    rows = table(builder, key=serdes.debezium("id bigint", form="row"))
+    orders = builder.stream("orders", key=serdes.json("id bigint"), value=TEXT)
+    orders.join(rows).to("both")
+    dated = serdes.debezium("day date", form="row")
+    days = builder.table("days", key=dated, value=serdes.debezium(COLUMNS), store="days")
+    builder.stream("dates", key=dated, value=TEXT).join(days).to("dated")
+    wrong = builder.stream("texts", key=serdes.json("day date"), value=TEXT)
+    with pytest.raises(TopologyError, match="debezium"):
+        wrong.join(days)
+
+
 def test_a_table_with_a_history_leaves_nothing_to_be_filled_in() -> None:
     builder = StreamsBuilder()
     table(builder, store=Materialized("rows", history="1 hour"))

@@ -391,6 +391,8 @@ def test_a_table_keeps_rows_and_not_changes() -> None:
     assert behind(of_a_table(envelope)) == serdes.json("id bigint")
     assert behind(envelope) is envelope
     assert behind(serdes.string()) == serdes.string()
+    row, dated = (serdes.debezium(one, form="row") for one in ("id bigint", "id bigint, day date"))
+    assert (behind(row), behind(dated)) == (serdes.json("id bigint"), dated)
     assert serde_words(of_a_table(envelope)).endswith("as Debezium")
     assert envelope_type(pa.int64()).names == ["before", "after", "op", "ts_ms"]
 
