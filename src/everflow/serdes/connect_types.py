@@ -256,8 +256,9 @@ def form_of(type_: pa.DataType, schema: Connect | None, said: Said, column: str 
     if pa.types.is_decimal(type_) or (schema is not None and pa.types.is_floating(type_)):
         if schema is None:
             return _said_decimal(type_, word_of(said.decimals, column))
-        if name in _DECIMALS:
-            return Form(type_, "bytes", schema.scale)
+        if name in _DECIMALS:  # of KIP-481's numbers the schema says that they are bytes
+            numbers = word_of(said.decimals, column) in ("string", "double")
+            return Form(type_) if numbers else Form(type_, "bytes", schema.scale)
         return Form(type_, "variable" if name == _VARIABLE else "")
     return Form(type_)
 

@@ -119,7 +119,7 @@ class DebeziumSerde(Registered):
         if whole.kind != "record":
             raise SerdeError(f"it was written as {whole}, which is no row and no envelope")
         raw, faults = read_columns(data, whole, narrowed(whole, self.asked))
-        return self._declared(raw, faults, self._form(self.asked, connect))
+        return self._declared(raw, faults, self._form(self.asked, connect, NOTHING_SAID))
 
     def _of_json(self, data: pa.Array) -> tuple[pa.Array, Faults]:
         parts = list(payloads(data))
@@ -148,14 +148,13 @@ class DebeziumSerde(Registered):
             faults = {row: _hinted(error) for row, error in faults.items()}
         return self._declared(raw, dict(faults), form)
 
-    def _form(self, type_: pa.DataType, schema: Connect | None) -> Form:
+    def _form(self, type_: pa.DataType, schema: Connect | None, said: Said | None = None) -> Form:
+        words = self.said if said is None else said
         if self.shape == ROW:
-            return form_of(type_, schema, self.said)
+            return form_of(type_, schema, words)
         inner = (None if schema is None else schema.field(one.name) or NOT_SAID for one in type_)
-        parts = tuple(
-            form_of(one.type, of, self.said) for one, of in zip(type_, inner, strict=True)
-        )
-        return Form(type_, parts=parts)
+        both = zip(type_, inner, strict=True)
+        return Form(type_, parts=tuple(form_of(one.type, of, words) for one, of in both))
 
     def _declared(self, raw: pa.Array, faults: Faults, form: Form) -> tuple[pa.Array, Faults]:
         column, unfit = declared(raw, form)

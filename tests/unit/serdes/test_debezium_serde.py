@@ -180,6 +180,13 @@ def test_decimals_of_another_scale_and_doubles_are_read() -> None:
     assert (doubles, faults) == ([{"x": 12.5}, {"x": 12.501}], {})
 
 
+def test_decimals_that_the_converter_writes_as_numbers_are_said_by_the_program() -> None:
+    """KIP-481, ``decimal.format=NUMERIC``: the schema is that of bytes."""
+    data = with_schema(change("c", None, raw(amount=-123.45)))
+    assert serdes.debezium(COLUMNS, decimals="double").decode(data)["after"] == ROW
+    assert "after.amount" in read(serdes.debezium(COLUMNS), data)[1][0]
+
+
 def test_nested_values_are_read_by_their_schemas_too() -> None:
     item = {"type": "int64", "name": "io.debezium.time.Timestamp", "optional": True}
     point = {"type": "struct", "fields": [field("on", "int32", "io.debezium.time.Date")]}
