@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import serdes
+from everflow.serdes.connect_columns import from_base64
 
 UTC = dt.timezone.utc
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=UTC)
@@ -117,6 +118,24 @@ def tables(draw: st.DrawFn) -> tuple[str, bytes, list[bytes | None], list[Any]]:
         blanks = draw(st.sampled_from([(",", ":"), (", ", ": ")]))
         rows.append(json.dumps(both, separators=blanks, ensure_ascii=False).encode())
     return ddl, json.dumps(schema).encode(), rows, values
+
+
+@given(
+    rows=st.lists(
+        st.none()
+        | st.binary(max_size=9).map(lambda one: base64.b64encode(one).decode())
+        | st.text("AZaz09+/=-é", max_size=9)
+    )
+)
+def test_base64_is_what_python_reads(rows: list[str | None]) -> None:
+    column, wrong = from_base64(pa.array(rows, pa.string()))
+    for row, found, bad in zip(rows, column.to_pylist(), wrong.tolist(), strict=True):
+        try:
+            wanted = None if row is None else base64.b64decode(row, validate=True)
+        except ValueError:
+            wanted = None
+            assert bad
+        assert found == wanted
 
 
 @given(table=tables())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from string import ascii_lowercase, ascii_uppercase, digits
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from everflow.serdes.arrow_types import TypeMismatch, field_step, type_text
 from everflow.serdes.avro_reading import typed
 from everflow.serdes.avro_types import Avro
 from everflow.serdes.avro_writing import decimal_bytes
-from everflow.serdes.base import SerdeError, starts
+from everflow.serdes.base import SerdeError, bytes_of, gathered, ranges, starts
 from everflow.serdes.byte_rows import Faults, Flags
 from everflow.serdes.connect_types import VARIABLE, Form
 from everflow.serdes.json_serde import Unfit
@@ -126,6 +127,8 @@ def _read(column: pa.Array, form: Form, place: _Place) -> pa.Array:
     raw = column.type
     if form.how == "variable" and pa.types.is_struct(raw):
         return _variable(column, type_, place)
+    if form.how == "bytes" and pa.types.is_string(raw):
+        column, raw = _unbased(column, type_, place), pa.binary()
     if form.how == "bytes" and pa.types.is_binary(raw):
         return _from_bytes(column, form.scale, type_, place)
     if pa.types.is_integer(raw) and form.how in ("ms", "us", "ns", "days"):
@@ -172,8 +175,52 @@ def _from_bytes(column: pa.Array, scale: int, type_: pa.DataType, place: _Place)
     return found if exact else _cast(found, type_, place)
 
 
+def _unbased(column: pa.Array, type_: pa.DataType, place: _Place) -> pa.Array:
+    found, wrong = from_base64(column)
+    if wrong.any():
+        place.mark(wrong, column, type_)
+    return found
+
+
+def from_base64(texts: pa.Array) -> tuple[pa.Array, Flags]:
+    """Bytes of base64, null where the flags say that there is none."""
+    data = texts.cast(pa.binary())
+    sizes = pc.binary_length(data).fill_null(0).to_numpy().astype(np.int64)
+    wrong = sizes % _CHARACTERS != 0
+    kept = np.where(wrong, 0, sizes)
+    content, places = bytes_of(data)
+    found = content[ranges(places[:-1].astype(np.int64), kept)]
+    ends = starts(kept)
+    some = np.flatnonzero(kept)
+    last = ends[some + 1] - 1
+    pads = np.zeros(len(kept), np.int64)
+    pads[some] = found[last] == _PAD
+    pads[some] += (pads[some] == 1) & (found[last - 1] == _PAD)
+    for at in (0, 1):  # elsewhere the sign is no digit
+        found[last[pads[some] > at] - at] = _ZERO
+    bits = _DIGITS[found]
+    if (bits < 0).any():
+        wrong[np.unique(np.searchsorted(ends, np.flatnonzero(bits < 0), side="right") - 1)] = True
+    groups = np.maximum(bits, 0).reshape(-1, _CHARACTERS).astype(np.uint32)
+    words = groups[:, 0] << 18 | groups[:, 1] << 12 | groups[:, 2] << 6 | groups[:, 3]
+    raw = np.stack([words >> 16, words >> 8, words], axis=1).astype(np.uint8).reshape(-1)
+    made = gathered(raw, ends[:-1] // _CHARACTERS * 3, kept // _CHARACTERS * 3 - pads)
+    nulls = wrong | texts.is_null().to_numpy(zero_copy_only=False)
+    return made.take(pa.array(np.arange(len(made)), mask=nulls)) if nulls.any() else made, wrong
+
+
+_CHARACTERS, _PAD, _ZERO = 4, ord("="), ord("A")
+"""Of a group of base64."""
+_DIGITS = np.full(256, -1, np.int8)
+_DIGITS[np.frombuffer(f"{ascii_uppercase}{ascii_lowercase}{digits}+/".encode(), np.uint8)] = range(
+    64
+)
+
+
 def _variable(column: pa.Array, type_: pa.DataType, place: _Place) -> pa.Array:
     scales, values = pc.struct_field(column, "scale"), pc.struct_field(column, "value")
+    if pa.types.is_string(values.type):
+        values = _unbased(values, type_, place)
     there = (column.is_valid().to_numpy(zero_copy_only=False)) & (
         values.is_valid().to_numpy(zero_copy_only=False)
     )

@@ -20,7 +20,7 @@ from everflow.records import Int64
 from everflow.serdes.arrow_types import holds
 from everflow.serdes.avro_reading import read_columns
 from everflow.serdes.avro_types import Avro, branches, parsed
-from everflow.serdes.base import SerdeError, slices
+from everflow.serdes.base import SerdeError
 from everflow.serdes.byte_rows import Faults, Flags
 from everflow.serdes.connect_columns import declared, written
 from everflow.serdes.connect_types import (
@@ -46,6 +46,8 @@ NOTHING_SAID = Said()
 _DELETED = "__deleted"
 _WITH_ROWS, _OPS = ("r", "c", "u"), ("r", "c", "u", "d", "t", "m")
 _SCHEMA, _PAYLOAD = b'{"schema":', b',"payload":'
+_ODD = r'^\s*\{\s*"(schema|payload)"\s*:'
+"""Of a record that may have its schema in another form."""
 _MOST_SCHEMAS = 64
 """Of a batch: behind so many, records are taken apart one by one."""
 NO_KEY = (
@@ -144,9 +146,10 @@ class DebeziumSerde(Registered):
             return pa.nulls(len(part.data), self.asked), dict.fromkeys(range(len(part.data)), error)
         form = self._form(self.asked, schema)
         raw, faults = JsonSerde(form.json_type).decode_marked(part.data)
+        column, faults = self._declared(raw, dict(faults), form)
         if schema is None and holds(self.columns, _needs_words):
             faults = {row: _hinted(error) for row, error in faults.items()}
-        return self._declared(raw, dict(faults), form)
+        return column, faults
 
     def _form(self, type_: pa.DataType, schema: Connect | None, said: Said | None = None) -> Form:
         words = self.said if said is None else said
@@ -262,36 +265,30 @@ class Payloads(NamedTuple):
 def payloads(data: pa.Array) -> Iterator[Payloads]:
     """The rows of ``data`` (none null) by their schemas."""
     enveloped = _flags(pc.starts_with(data, _SCHEMA), False)
-    inside = pc.and_(*(pc.match_substring(data, word) for word in (b'"schema"', b'"payload"')))
-    odd = _flags(inside, False) & ~enveloped
-    for row in np.flatnonzero(odd).tolist():
-        yield _one_by_one(data[row].as_py(), np.array([row]))
+    odd = _flags(pc.match_substring_regex(data, _ODD), False) & ~enveloped
     bare = np.flatnonzero(~enveloped & ~odd)
     if len(bare):
-        yield Payloads(None, data.take(pa.array(bare)), bare)
-    rest = np.flatnonzero(enveloped)
+        yield Payloads(None, _rows(data, bare), bare)
+    rest, others = np.flatnonzero(enveloped), np.flatnonzero(odd).tolist()
     for _ in range(_MOST_SCHEMAS):
         if not len(rest):
-            return
-        first = data[int(rest[0])].as_py()
-        schema = _schema_text(first)
-        some = data.take(pa.array(rest))
-        same = np.zeros(len(rest), bool)
-        if schema is not None:
-            head = _SCHEMA + schema + _PAYLOAD
-            same = _flags(pc.and_(pc.starts_with(some, head), pc.ends_with(some, b"}")), False)
-        if schema is None or not same[0]:
-            yield _one_by_one(first, rest[:1])
+            break
+        schema = _schema_text(data[int(rest[0])].as_py())
+        if schema is None:
+            others.append(int(rest[0]))
             rest = rest[1:]
             continue
-        mine = some.filter(pa.array(same))
-        sizes = pc.binary_length(mine).to_numpy().astype(np.int64) - len(head) - 1
-        begins = np.full(len(mine), len(head), np.int64)
+        some, head = _rows(data, rest), _SCHEMA + schema + _PAYLOAD
+        same = _flags(pc.and_(pc.starts_with(some, head), pc.ends_with(some, b"}")), False)
         known = None if schema == b"null" else schema
-        yield Payloads(known, slices(mine, begins, sizes), rest[same])
+        mine = _rows(some, np.flatnonzero(same))
+        yield Payloads(known, pc.binary_slice(mine, len(head), -1), rest[same])
         rest = rest[~same]
-    for row in rest.tolist():
-        yield _one_by_one(data[row].as_py(), np.array([row]))
+    yield from _apart(data, [*others, *rest.tolist()])
+
+
+def _rows(data: pa.Array, rows: Int64) -> pa.Array:
+    return data if len(rows) == len(data) else data.take(pa.array(rows))
 
 
 def _schema_text(row: bytes) -> bytes | None:
@@ -302,23 +299,31 @@ def _schema_text(row: bytes) -> bytes | None:
     except (ValueError, RecursionError):
         return None
     found = text[len(_SCHEMA) : end].encode()
-    return found if row.startswith(_PAYLOAD, len(_SCHEMA) + len(found)) else None
+    there = row.startswith(_PAYLOAD, len(_SCHEMA) + len(found)) and row.endswith(b"}")
+    return found if there else None
 
 
 _DECODER = json.JSONDecoder()
 
 
-def _one_by_one(row: bytes, rows: Int64) -> Payloads:
-    """A record that has its schema in another form, or that is no such record."""
-    try:
-        found = orjson.loads(row)
-    except orjson.JSONDecodeError:
-        found = None
-    if isinstance(found, Mapping) and set(found) == {"schema", "payload"}:
-        schema = found["schema"]
-        text = None if schema is None else orjson.dumps(schema)
-        return Payloads(text, pa.array([orjson.dumps(found["payload"])], pa.binary()), rows)
-    return Payloads(None, pa.array([row], pa.binary()), rows)
+def _apart(data: pa.Array, rows: list[int]) -> Iterator[Payloads]:
+    """Records that have their schemas in other forms, or are no such records, one by one."""
+    parts: dict[bytes | None, tuple[list[bytes], list[int]]] = {}
+    for row in rows:
+        payload = data[row].as_py()
+        schema: bytes | None = None
+        try:
+            found = orjson.loads(payload)
+        except orjson.JSONDecodeError:
+            found = None
+        if isinstance(found, Mapping) and set(found) == {"schema", "payload"}:
+            schema = None if found["schema"] is None else orjson.dumps(found["schema"])
+            payload = orjson.dumps(found["payload"])
+        values, places = parts.setdefault(schema, ([], []))
+        values.append(payload)
+        places.append(row)
+    for schema, (values, places) in parts.items():
+        yield Payloads(schema, pa.array(values, pa.binary()), np.array(places))
 
 
 @lru_cache(maxsize=256)
