@@ -3,16 +3,21 @@ program's words."""
 
 import base64
 import datetime as dt
+import io
 import json
 from decimal import Decimal
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import serdes
+from everflow.serdes.avro_types import parsed, plain
 from everflow.serdes.connect_columns import from_base64
+from everflow.serdes.connect_types import plain_text
+from everflow.serdes.registry import Schema
 
 UTC = dt.timezone.utc
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=UTC)
@@ -144,6 +149,55 @@ def test_rows_are_read_by_the_schemas_in_front_of_them(table: Any) -> None:
     serde: Any = serdes.debezium(ddl, form="row")
     column, faults = serde.decode_marked(pa.array(rows, pa.binary()))
     assert (faults, column.to_pylist()) == ({}, values)
+
+
+AVRO = {"int64": "long", "int32": "int", "string": "string", "bytes": "bytes"}
+SCALED = {
+    "type": "record",
+    "fields": [{"name": "scale", "type": "int"}, {"name": "value", "type": "bytes"}],
+}
+
+
+def avro_type(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """As Confluent's `AvroData` makes it of a schema of Kafka Connect."""
+    named = {"connect.name": schema["name"]} if "name" in schema else {}
+    if schema["type"] == "struct":
+        return {**SCALED, "name": f"Scaled{name}", **named}
+    made = {"type": AVRO[schema["type"]], **named}
+    if schema.get("name", "").endswith(".Decimal"):
+        parameters = schema["parameters"]
+        more = {"connect.parameters": parameters, "scale": int(parameters["scale"])}
+        return {**made, **more, "precision": 64, "logicalType": "decimal"}
+    return made
+
+
+def in_avro(value: Any, schema: dict[str, Any]) -> Any:
+    if isinstance(value, dict):
+        return {**value, "value": base64.b64decode(value["value"])}
+    return base64.b64decode(value) if value is not None and schema["type"] == "bytes" else value
+
+
+@given(table=tables())
+def test_rows_are_read_by_the_schema_of_the_registry(table: Any) -> None:
+    ddl, schema, rows, values = table
+    fields = json.loads(schema)["fields"]
+    types = [
+        {"name": one["field"], "type": ["null", avro_type(one, one["field"])]} for one in fields
+    ]
+    text = json.dumps({"type": "record", "name": "Value", "fields": types})
+    written = fastavro.parse_schema(plain(parsed(plain_text(text))))
+    data = []
+    for row in rows:
+        payload = {} if row is None else json.loads(row)["payload"]
+        out = io.BytesIO()
+        record = {one["field"]: in_avro(payload.get(one["field"]), one) for one in fields}
+        fastavro.schemaless_writer(out, written, record)
+        data.append(out.getvalue())
+    serde: Any = serdes.debezium(ddl, form="row")
+    column, faults = serde._of_avro(pa.array(data, pa.binary()), Schema("AVRO", text))
+    nothing = {one["field"]: None for one in fields}
+    assert faults == {}
+    assert column.to_pylist() == [nothing if one is None else one for one in values]
 
 
 @given(
