@@ -411,14 +411,17 @@ def _unavailable(column: pa.Array) -> Flags | None:
     """As `UnchangedToastedPlaceholder` of the connector; None: its type has no such value."""
     type_ = column.type
     if pa.types.is_string(type_) or pa.types.is_binary(type_):
-        return _flags(pc.equal(column, pa.scalar(UNAVAILABLE).cast(type_)), False)
-    words = _placeholders(type_)
-    if not words:
+        words = pa.array(
+            [UNAVAILABLE, json.dumps({UNAVAILABLE: UNAVAILABLE}, separators=(",", ":"))]
+        )
+        return _flags(pc.is_in(column, words.cast(type_)), False)
+    lists = _placeholders(type_)
+    if not lists:
         return None
     sizes = np.diff(column.offsets.to_numpy())  # of a null it does not matter
-    likely = np.flatnonzero(np.isin(sizes, [len(word) for word in words]))
+    likely = np.flatnonzero(np.isin(sizes, [len(one) for one in lists]))
     flags = np.zeros(len(column), bool)
-    flags[likely] = [one in words for one in column.take(pa.array(likely)).to_pylist()]
+    flags[likely] = [one in lists for one in column.take(pa.array(likely)).to_pylist()]
     return flags
 
 

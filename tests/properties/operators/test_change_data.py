@@ -93,9 +93,11 @@ def test_what_a_change_lacks_is_known_by_its_placeholder() -> None:
     lacks = dict(zip(names, absent, strict=True))
     other = ["x", b"x", ["x"], [b"x"], [0] * len(raw), [1], [("x", "y")], 2.0, []]
     there = dict(zip(names, other, strict=True))
+    hstore = {**there, "t": '{"__debezium_unavailable_value":"__debezium_unavailable_value"}'}
     uuids = {**there, "ts": ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"]}
-    rows = pa.array([there, lacks, None, {}, uuids], type_)
+    rows = pa.array([there, lacks, None, {}, uuids, hstore], type_)
     found = {name: flags.tolist() for name, flags in lacking(rows).items()}
     assert set(found) == {"t", "b", "ts", "bs", "i", "l", "m"}
     assert {tuple(one[:4]) for one in found.values()} == {(False, True, False, False)}
     assert [name for name, flags in found.items() if flags[4]] == ["ts"]
+    assert [name for name, flags in found.items() if flags[5]] == ["t"]
