@@ -188,8 +188,8 @@ class DebeziumSerde(Registered):
 _NO_ROW = {
     "t": (
         "a truncate, in one partition of the topic: the table's other partitions do not see it, so "
-        "its rows stay. Delete rows by DELETE, or leave truncates out by skipped.operations=t; "
-        "then begin the table anew, with everflow reset and a new snapshot"
+        "its rows stay. Delete rows by DELETE, and leave truncates out by skipped.operations=t; "
+        "after a truncate the table begins anew, by everflow reset and a new snapshot"
     ),
     "m": "a message of the database's log, which is no change of a row",
 }
@@ -284,7 +284,7 @@ def payloads(data: pa.Array) -> Iterator[Payloads]:
         mine = _rows(some, np.flatnonzero(same))
         yield Payloads(known, pc.binary_slice(mine, len(head), -1), rest[same])
         rest = rest[~same]
-    yield from _apart(data, [*others, *rest.tolist()])
+    yield from _apart(data, sorted([*others, *rest.tolist()]))
 
 
 def _rows(data: pa.Array, rows: Int64) -> pa.Array:

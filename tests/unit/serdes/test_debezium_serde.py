@@ -229,6 +229,17 @@ def test_schemas_are_found_in_every_form() -> None:
     assert [one["x"] for one in found] == [dt.date(1970, 1, 1)] * 5
 
 
+def test_records_in_other_forms_stay_in_their_order() -> None:
+    schema = {"type": "struct", "fields": [field("x", "int32")]}
+    in_front = json.dumps({"schema": schema, "payload": {"x": 0}}).encode()
+    behind_it = dumped({"payload": {"x": 1}, "schema": schema})
+    serde = serdes.debezium("x int", form="row")
+    for rows in ([in_front, behind_it], [behind_it, in_front], [behind_it, in_front, behind_it]):
+        found, faults = read(serde, *rows)
+        assert not faults
+        assert [one["x"] for one in found] == [0 if row is in_front else 1 for row in rows]
+
+
 def test_rows_are_grouped_by_the_text_of_their_schema() -> None:
     rows = [with_schema({"x": at}, {"type": "struct", "at": at % 2}) for at in range(6)]
     parts = list(payloads(pa.array([*rows, b"{}"], pa.binary())))
