@@ -338,7 +338,8 @@ _HINT = (
 
 
 def _hinted(error: SerdeError) -> SerdeError:
-    return SerdeError(f"{error}{_HINT}") if "does not fit" in str(error) else error
+    found = str(error).partition(": a number may be ")[0]  # which is the cure for plain JSON
+    return SerdeError(f"{found}{_HINT}") if "does not fit" in found else error
 
 
 def _needs_words(type_: pa.DataType) -> bool:
