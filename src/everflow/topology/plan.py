@@ -46,6 +46,7 @@ from everflow.topology.graph import (
     TimeFunction,
     TimestampExtractor,
     UnnestNode,
+    WriteNode,
     input_name,
 )
 from everflow.topology.idle_sources import IdleSource, idle_sources, sources_of
@@ -303,7 +304,15 @@ class SinkOp(_Step):
     `KeyPartitioner`'s name. None: as Java does."""
 
 
-StepOp = NodeOp | AskOp | StatefulOp | SinkOp
+@dataclass(frozen=True, kw_only=True)
+class WriteOp(_Step):
+    """A WriteNode; ``subtopology``: of its tasks."""
+
+    node: WriteNode
+    subtopology: int
+
+
+StepOp = NodeOp | AskOp | StatefulOp | SinkOp | WriteOp
 PlanOp = ColumnsOp | StepOp
 
 
@@ -634,6 +643,17 @@ class _Planner:
             case PrintNode():
                 self._sides[node.name] = (node.inputs,)
                 self._ops.append(NodeOp.of(node, self._inputs(node)))
+            case WriteNode():
+                self._sides[node.name] = (node.inputs,)
+                self._ops.append(
+                    WriteOp(
+                        name=node.name,
+                        where=node.where,
+                        node=node,
+                        inputs=self._inputs(node),
+                        subtopology=self._sub[node.name],
+                    )
+                )
             case GlobalTableNode():
                 self._global_tables.append(self._global_table(node))
             case LoadedTableNode():
