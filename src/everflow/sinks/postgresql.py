@@ -9,7 +9,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,10 +182,16 @@ class PostgresSink:
         return self._connection
 
     def _prepare(self, connection: Any, batch: SinkBatch) -> None:
-        connection.execute(
-            f"CREATE TABLE IF NOT EXISTS {self.positions} (application text, sink text, log text, "
-            f"position bigint NOT NULL, PRIMARY KEY (application, sink, log))"
-        )
+        import psycopg
+
+        (there,) = connection.execute("SELECT to_regclass(%s)", (self.positions,)).fetchone()
+        if there is None:
+            # Two that create it at once may meet in the catalog, in spite of IF NOT EXISTS.
+            with suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable):
+                connection.execute(
+                    f"CREATE TABLE IF NOT EXISTS {self.positions} (application text, sink text, "
+                    f"log text, position bigint NOT NULL, PRIMARY KEY (application, sink, log))"
+                )
         types = dict(
             connection.execute(
                 "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute "
