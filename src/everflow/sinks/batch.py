@@ -79,8 +79,9 @@ class SinkBatch:
         """True if the rows have to be written, False if they are there.
 
         ``position``: the `ends` that were stored last for this application and sink, as far as
-        there are any; read in the transaction that is to write the rows. Let what this raises pass
-        through: if the position lies within the batch, the batch is run again and ends there.
+        there are any; read in the transaction that is to write the rows. Raises SinkAhead, which
+        the function lets pass, if the position lies within the batch: the batch is run again and
+        ends there.
         """
         found = {tp: position.get(tp, one.start) for tp, one in self.offsets.items()}
         if all(found[tp] <= one.start for tp, one in self.offsets.items()):

@@ -30,12 +30,12 @@ from pyspark.sql.datasource import (
 from everflow import RefusedRows, SinkBatch
 from everflow.errors import RetriableError, SinkError
 from everflow.records import OffsetRange, TaskId, TopicPartition
-from everflow.sinks import files, postgresql
+from everflow.sinks import postgresql
 from everflow.sinks.batch import SinkAhead, last_of_each
 from everflow.sinks.data_source import DataSourceSink
 from everflow.sinks.delta import DeltaSink
 from everflow.sinks.files import ParquetSink
-from everflow.sinks.http import HttpSink
+from everflow.sinks.http_service import HttpSink
 from everflow.sinks.postgresql import PostgresSink
 
 IN = TopicPartition("in", 0)
@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_whole_is_not_there(
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RetriableError, match="room"):
         sink.write(batch(0, 4))
     assert os.listdir(tmp_path) == []

@@ -267,7 +267,7 @@ def test_each_task_is_a_call_with_its_own_offsets() -> None:
     assert [first.task, second.task] == [TaskId(0, 0), TaskId(0, 1)]
     assert first.offsets == {TopicPartition("in", 0): OffsetRange(5, 8)}
     assert first.rows.to_pydict() == {"id": ["x", "z"], "n": [1, 3], "t": ["one", None]}
-    assert (first.deletes, second.deletes.to_pylist()) == (None, [True])
+    assert (first.deletes, second.deletes) == (None, pa.array([True]))
     assert points == [SINK_PARTLY, SINK_PARTLY, SINK_WRITTEN]
 
 

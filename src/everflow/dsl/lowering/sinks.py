@@ -34,7 +34,7 @@ FORMATS: Mapping[str, tuple[str, str]] = {
     "delta": ("everflow.sinks.delta", "DeltaSink"),
     "iceberg": ("everflow.sinks.iceberg", "IcebergSink"),
     "parquet": ("everflow.sinks.files", "ParquetSink"),
-    "http": ("everflow.sinks.http", "HttpSink"),
+    "http": ("everflow.sinks.http_service", "HttpSink"),
 }
 """Module and class of each."""
 
