@@ -24,7 +24,18 @@ from everflow.sinks.batch import RefusedRows, SinkBatch, family, last_of_each, m
 
 CHUNK = 1 << 20
 """Bytes that are handed to COPY at a time."""
-CONNECT_TIMEOUT_S = 10
+DEFAULTS: Mapping[str, Any] = {
+    "connect_timeout": 10,
+    "tcp_user_timeout": 30_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "application_name": "everflow",
+}
+"""Unless the dsn says otherwise: a server that vanishes is noticed within half a minute, not by the
+watchdog of batches."""
+LOCK_TIMEOUT = "60s"
+"""Whoever holds the position, or the table, for longer is waited for by `task.timeout.ms`."""
 _LINE = re.compile(r"^COPY .*, line (\d+)", re.MULTILINE)
 _PASSING = frozenset(("08", "28", "40", "53", "55", "57", "58"))
 """Classes of SQLSTATE: connections, logins, rollbacks (deadlocks), resources (a full disk, too many
@@ -176,9 +187,11 @@ class PostgresSink:
         import psycopg
 
         if self._connection is None:
-            self._connection = psycopg.connect(
-                self.dsn, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S
-            )
+            given = psycopg.conninfo.conninfo_to_dict(self.dsn)
+            settings: dict[str, Any] = {**DEFAULTS, **given}
+            connection = psycopg.connect(**settings, autocommit=True)
+            connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
+            self._connection = connection
         return self._connection
 
     def _prepare(self, connection: Any, batch: SinkBatch) -> None:
@@ -255,15 +268,18 @@ def failure(sink: str, table: str, error: Any, lines: _Lines) -> Exception:
     """What a psycopg error means. ``lines``: of the rows that were copied."""
     state = error.sqlstate
     text = " ".join(str(error).split())
-    if state is None or state[:2] in _PASSING:
+    wrong_dsn = state is None and type(error).__name__ == "ProgrammingError"
+    if not wrong_dsn and (state is None or state[:2] in _PASSING):
         full = " There is no room left." if state in ("53100", "53200") else ""
         return RetriableError(f"PostgreSQL does not take the rows of {table}.{full} {text}")
     context = error.diag.context or ""
-    if state[:2] in _OF_ROWS and (line := _LINE.search(context)) is not None:
+    if not wrong_dsn and state[:2] in _OF_ROWS and (line := _LINE.search(context)) is not None:
         row = lines.row_of(int(line[1]))
         if row is not None:
             return RefusedRows({row: error})
-    return SinkError(f"Sink {sink}: PostgreSQL refuses the rows for {table} ({state}): {text}")
+    return SinkError(
+        f"Sink {sink}: PostgreSQL refuses the rows for {table} ({state or 'dsn'}): {text}"
+    )
 
 
 def require_types(sink: str, table: str, rows: pa.Schema, types: Mapping[str, str]) -> None:

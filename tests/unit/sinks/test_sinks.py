@@ -222,6 +222,11 @@ def test_an_error_of_the_server_passes_or_does_not(state: str | None, kind: type
     assert type(found) is kind
 
 
+def test_a_dsn_that_is_none_is_a_wrong_setting() -> None:
+    with pytest.raises(SinkError, match="dsn"):
+        PostgresSink(dsn="nonsense", table="t").write(batch(0, 1))
+
+
 def test_a_row_that_the_server_refuses_is_named() -> None:
     lines = postgresql._Lines()
     lines.begin(pa.table({"t": ["a\nb", "c"]}))
