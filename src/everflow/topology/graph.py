@@ -330,11 +330,13 @@ class WriteNode(Node):
     """Gives its records to a sink outside Kafka, a call per task and micro-batch (note 072).
 
     ``key``: the names of the columns that the key becomes beside the fields of the value (or
-    ``value``); empty: it is left out. None: the rows have what expressions see.
+    ``value``); empty: it is left out. None: the rows have what expressions see. ``one_input``: it
+    names a batch by a number, which only a task with one input has.
     """
 
     sink: Sink
     key: tuple[str, ...] | None
+    one_input: bool = False
     label: str = "SINK"
 
 

@@ -926,6 +926,13 @@ class _Planner:
         sources = tuple(
             replace(source, merged=topics_of[source.subtopology] > 1) for source in self._sources
         )
+        for op in self._ops:
+            if isinstance(op, WriteOp) and op.node.one_input and topics_of[op.subtopology] > 1:
+                raise TopologyError(
+                    f"{op.name} numbers its batches by the offsets of one input, and its task "
+                    f"reads {topics_of[op.subtopology]}: write .repartition(name=...) in front",
+                    where=op.where,
+                )
         ops = (*self._times, *self._ops)
         columns = (op for op in ops if isinstance(op, ColumnsOp))  # a getter sees no headers
         headers = self._needs_headers() or any("headers" in op.uses for op in columns)

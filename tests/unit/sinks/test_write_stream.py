@@ -79,6 +79,16 @@ def test_options_of_a_data_source_are_texts_as_sparks_are() -> None:
     assert sink.options == {"url": "u", "retries": "3", "strict": "true"}
 
 
+def test_a_data_source_whose_task_reads_two_topics_is_refused_before_it_runs() -> None:
+    builder = StreamsBuilder()
+    one, other = (builder.stream(name, key=serdes.string(), value=VALUE) for name in "ab")
+    one.merge(other).write_stream(Source, name="out")
+    topology = builder.build()
+    with pytest.raises(TopologyError, match="repartition") as refused:
+        plan(topology, cut(topology).index_of, "app")
+    assert refused.value.where is not None
+
+
 def test_a_sink_runs_in_its_sub_topology_and_is_described() -> None:
     builder = StreamsBuilder()
     builder.stream("in", key=serdes.string(), value=VALUE).for_each_batch(len, name="counted")

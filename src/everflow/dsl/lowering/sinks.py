@@ -85,7 +85,14 @@ def called_for_batch(stream: Stream, action: Callable[..., Any], name: str | Non
 
 def _add(stream: Stream, name: str, sink: Sink, key: tuple[str, ...] | None) -> None:
     stream.graph.add(
-        WriteNode(name=name, inputs=(stream.node,), out=stream.edge.type, sink=sink, key=key)
+        WriteNode(
+            name=name,
+            inputs=(stream.node,),
+            out=stream.edge.type,
+            sink=sink,
+            key=key,
+            one_input=isinstance(sink, DataSourceSink),
+        )
     )
 
 
