@@ -103,7 +103,7 @@ class PostgresSink:
         lines.begin(rows)
         columns = ", ".join(map(quoted, rows.column_names))
         text = memoryview(as_csv(rows))
-        with cursor.copy(f"COPY {table} ({columns}) FROM STDIN (FORMAT csv)") as copy:
+        with cursor.copy(f"COPY {table} ({columns}) FROM STDIN (FORMAT csv, HEADER)") as copy:
             for at in range(0, len(text), CHUNK):
                 copy.write(text[at : at + CHUNK])
         lines.over()
@@ -258,7 +258,7 @@ class _Lines:
             if pa.types.is_string(column.type):
                 breaks = pc.fill_null(pc.count_substring(column, "\n"), 0)
                 ends += breaks.to_numpy().astype(np.int64)
-        row = int(np.searchsorted(np.cumsum(ends), line))
+        row = int(np.searchsorted(np.cumsum(ends), line - 1))  # behind the header
         if row >= len(ends):
             return None
         return row if self.rows is None else int(self.rows[row])
@@ -309,9 +309,10 @@ def as_texts(rows: pa.Table) -> pa.Table:
 
 
 def as_csv(rows: pa.Table) -> pa.Buffer:
-    """A null is nothing, an empty text is in quotes: COPY tells them apart."""
+    """A null is nothing, an empty text is in quotes: COPY tells them apart. It counts the lines of
+    texts only once it has seen where a line ends: the header, which it leaves out, shows it."""
     out = io.BytesIO()
-    csv.write_csv(as_texts(rows), out, csv.WriteOptions(include_header=False))
+    csv.write_csv(as_texts(rows), out, csv.WriteOptions(include_header=True))
     return out.getbuffer()
 
 

@@ -89,11 +89,11 @@ def rows_of(node: WriteNode, batch: EdgeBatch, sources: Sources) -> pa.Table:
         keys = [column for _, column in _fields("key", batch.key)]
         named = [*zip(node.key, keys, strict=False), *_fields("value", batch.value)]
         return pa.table([column for _, column in named], [name for name, _ in named])
-    first = {index: source.first for index, source in enumerate(sources)}
+    first = np.array([source.first for source in sources], np.int32)
     topics = pa.DictionaryArray.from_arrays(
         pa.array(batch.source), pa.array([source.topic for source in sources])
     )
-    partitions = batch.partition + np.array([first[one] for one in batch.source.tolist()], np.int32)
+    partitions = batch.partition + first[batch.source]
     named = [
         *_fields("key", batch.key, "key."),
         *_fields("value", batch.value, "value."),

@@ -180,6 +180,7 @@ def test_copy_reads_each_type_as_it_was() -> None:
     lines = bytes(postgresql.as_csv(rows)).decode().replace('"q""x\ny"', "Q").splitlines()
     ends = "2026-01-01 12:00:00.000005Z,1.50,2026-01-01"
     assert lines == [
+        ",".join(f'"{name}"' for name in rows.column_names),
         rf'"a",1,1.5,"\x0061",{ends},"{{""n"": [1]}}"',
         f",,nan,,{ends},",
         rf'"",3,inf,"\x",{ends},"{{""n"": []}}"',
@@ -187,7 +188,7 @@ def test_copy_reads_each_type_as_it_was() -> None:
     ]
 
 
-@pytest.mark.parametrize(("line", "row"), [(1, 0), (2, 1), (3, 1), (4, 1), (5, 2), (6, None)])
+@pytest.mark.parametrize(("line", "row"), [(2, 0), (3, 1), (4, 1), (5, 1), (6, 2), (7, None)])
 def test_a_line_of_copy_is_a_row_though_texts_have_lines(line: int, row: int | None) -> None:
     lines = postgresql._Lines()
     lines.begin(pa.table({"t": ["one", "two\nand\nmore", None]}))
@@ -230,7 +231,7 @@ def test_a_dsn_that_is_none_is_a_wrong_setting() -> None:
 def test_a_row_that_the_server_refuses_is_named() -> None:
     lines = postgresql._Lines()
     lines.begin(pa.table({"t": ["a\nb", "c"]}))
-    context = SimpleNamespace(context='COPY t, line 3, column n: "99999"')
+    context = SimpleNamespace(context='COPY t, line 4, column n: "99999"')
     found = postgresql.failure("out", "t", ServerError("22003", context), lines)
     assert isinstance(found, RefusedRows)
     assert list(found.rows) == [1]
