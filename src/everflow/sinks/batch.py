@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -115,6 +116,37 @@ def require_columns(sink: str, target: str, rows: pa.Schema, found: pa.Schema) -
             )
         if family(column.type) != family(known[column.name]):
             raise misfit(sink, target, column, type_text(known[column.name]))
+
+
+def fitting(batch: SinkBatch, target: str, found: pa.Schema) -> pa.Table:
+    """The rows in the types of the target's columns. SinkError for a column that it does not have
+    or has in another kind of type; RefusedRows for values that do not fit."""
+    require_columns(batch.sink, target, batch.rows.schema, found)
+    wanted = [found.field(name) for name in batch.rows.column_names]
+    refused: dict[int, BaseException] = {}
+    columns = []
+    for column, one in zip(batch.rows.columns, wanted, strict=True):
+        try:
+            columns.append(column.cast(one.type))
+        except pa.ArrowInvalid:
+            refused |= _unfit(column, one)
+        if not one.nullable and column.null_count:
+            rows = np.flatnonzero(column.is_null().to_numpy())
+            missing = ValueError(f"column {one.name!r} of {target} takes no null")
+            refused |= dict.fromkeys(rows.tolist(), missing)
+    if refused:
+        raise RefusedRows(refused)
+    return pa.table(columns, pa.schema(wanted))
+
+
+def _unfit(column: pa.ChunkedArray, wanted: pa.Field) -> dict[int, BaseException]:
+    found: dict[int, BaseException] = {}
+    for row in range(len(column)):
+        try:
+            column.slice(row, 1).cast(wanted.type)
+        except pa.ArrowInvalid as error:
+            found[row] = ValueError(f"column {wanted.name!r}: {error}")
+    return found
 
 
 def misfit(sink: str, target: str, column: pa.Field, wanted: str) -> SinkError:

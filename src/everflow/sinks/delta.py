@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from everflow.errors import RetriableError, SinkError
-from everflow.sinks.batch import SinkBatch, require_columns
+from everflow.sinks.batch import SinkBatch, fitting
 
 
 @dataclass(eq=False, kw_only=True)
@@ -45,7 +45,7 @@ class DeltaSink:
                 if not batch.to_write({tp: at for tp, at in stored.items() if at is not None}):
                     self._table = table
                     return
-                rows = self._fitting(batch, table)
+                rows = fitting(batch, self.path, pa.schema(table.schema().to_arrow()))
             # Refused if another commit has one of these identifiers and is newer than `table`.
             moved = [Transaction(apps[tp], end) for tp, end in batch.ends.items()]
             write_deltalake(
@@ -57,12 +57,6 @@ class DeltaSink:
                 commit_properties=CommitProperties(app_transactions=moved),
             )
             self._table = table
-
-    def _fitting(self, batch: SinkBatch, table: Any) -> pa.Table:
-        target = pa.schema(table.schema().to_arrow())
-        require_columns(batch.sink, self.path, batch.rows.schema, target)
-        wanted = pa.schema([target.field(name) for name in batch.rows.column_names])
-        return batch.rows.cast(wanted)
 
     @contextmanager
     def _failures(self, sink: str) -> Iterator[None]:

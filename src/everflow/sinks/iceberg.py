@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
 from everflow.errors import RetriableError, SinkError
-from everflow.sinks.batch import SinkBatch, require_columns
+from everflow.sinks.batch import SinkBatch, fitting
 
 
 @dataclass(eq=False, kw_only=True)
@@ -45,12 +43,10 @@ class IcebergSink:
             stored = {tp: table.properties.get(key) for tp, key in keys.items()}
             if not batch.to_write({tp: int(at) for tp, at in stored.items() if at is not None}):
                 return
-            found = table.schema().as_arrow()
-            require_columns(batch.sink, self.table, batch.rows.schema, found)
-            wanted = pa.schema([found.field(name) for name in batch.rows.column_names])
+            rows = fitting(batch, self.table, table.schema().as_arrow())
             # The commit is refused if the table's branch has moved since it was read above.
             with table.transaction() as moved:
-                moved.append(batch.rows.cast(wanted))
+                moved.append(rows)
                 if keys:
                     moved.set_properties({keys[tp]: str(end) for tp, end in batch.ends.items()})
 

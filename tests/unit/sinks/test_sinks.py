@@ -137,6 +137,15 @@ def test_a_delta_table_takes_narrower_numbers(tmp_path: Path) -> None:
     assert rows_of(sink) == [0, 1]
 
 
+def test_values_that_do_not_fit_a_delta_table_are_rows_that_it_refuses(tmp_path: Path) -> None:
+    sink = DeltaSink(path=str(tmp_path))
+    sink.write(batch(0, 1, rows=pa.table({"k": ["x"], "v": pa.array([0], pa.int32())})))
+    with pytest.raises(RefusedRows) as refused:
+        sink.write(batch(1, 4, rows=pa.table({"k": ["x", "y", "z"], "v": [1, 1 << 40, 1 << 41]})))
+    assert list(refused.value.rows) == [1, 2]
+    assert rows_of(sink) == [0]
+
+
 def test_a_file_that_cannot_be_whole_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
