@@ -119,24 +119,31 @@ def require_columns(sink: str, target: str, rows: pa.Schema, found: pa.Schema) -
 
 
 def fitting(batch: SinkBatch, target: str, found: pa.Schema) -> pa.Table:
-    """The rows in the types of the target's columns. SinkError for a column that it does not have
-    or has in another kind of type; RefusedRows for values that do not fit."""
+    """The rows in the target's columns, null where they have none. SinkError for a column that it
+    does not have or has in another kind of type; RefusedRows for values that do not fit."""
     require_columns(batch.sink, target, batch.rows.schema, found)
-    wanted = [found.field(name) for name in batch.rows.column_names]
     refused: dict[int, BaseException] = {}
-    columns = []
-    for column, one in zip(batch.rows.columns, wanted, strict=True):
+    columns, names = [], set(batch.rows.column_names)
+    for one in found:
+        missing = one.name not in names
+        column = pa.chunked_array([pa.nulls(len(batch.rows), one.type)])
+        column = column if missing else batch.rows.column(one.name)
+        if missing and not one.nullable:
+            raise SinkError(
+                f"Sink {batch.sink}: {target} needs a column {one.name!r} "
+                f"({type_text(one.type)}), which the rows do not have: add it with map_values"
+            )
         try:
             columns.append(column.cast(one.type))
         except pa.ArrowInvalid:
             refused |= _unfit(column, one)
         if not one.nullable and column.null_count:
             rows = np.flatnonzero(column.is_null().to_numpy())
-            missing = ValueError(f"column {one.name!r} of {target} takes no null")
-            refused |= dict.fromkeys(rows.tolist(), missing)
+            null = ValueError(f"column {one.name!r} of {target} takes no null")
+            refused |= dict.fromkeys(rows.tolist(), null)
     if refused:
         raise RefusedRows(refused)
-    return pa.table(columns, pa.schema(wanted))
+    return pa.table(columns, found)
 
 
 def _unfit(column: pa.ChunkedArray, wanted: pa.Field) -> dict[int, BaseException]:

@@ -137,6 +137,15 @@ def test_a_delta_table_takes_narrower_numbers(tmp_path: Path) -> None:
     assert rows_of(sink) == [0, 1]
 
 
+def test_a_delta_table_may_have_more_columns_in_another_order(tmp_path: Path) -> None:
+    import deltalake
+
+    deltalake.write_deltalake(str(tmp_path), pa.table({"v": [-1], "extra": ["theirs"], "k": ["x"]}))
+    sink = DeltaSink(path=str(tmp_path))
+    sink.write(batch(0, 2))
+    assert rows_of(sink) == [-1, 0, 1]
+
+
 def test_values_that_do_not_fit_a_delta_table_are_rows_that_it_refuses(tmp_path: Path) -> None:
     sink = DeltaSink(path=str(tmp_path))
     sink.write(batch(0, 1, rows=pa.table({"k": ["x"], "v": pa.array([0], pa.int32())})))
