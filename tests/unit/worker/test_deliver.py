@@ -25,7 +25,7 @@ from everflow import (
 from everflow.errors import RetriableError, SinkError
 from everflow.handlers import PRODUCTION, Handlers
 from everflow.kafka.reading.record_columns import LogColumns
-from everflow.protocol.messages import COMMITTED, BatchRequest, BatchResult, TaskContext
+from everflow.protocol.messages import COMMITTED, SINKS, BatchRequest, BatchResult, TaskContext
 from everflow.records import LAST_SEQ, OffsetRange, TaskId, TopicPartition
 from everflow.sinks.batch import SinkAhead
 from everflow.testing.store_views import DriverStores
@@ -38,8 +38,10 @@ from everflow.worker.decode import LogDecoder
 from everflow.worker.deliver import deliver, rows_of
 from everflow.worker.failures import RecordFailure, Sources, failure_of
 from everflow.worker.isolation import Isolated, Trial, trial_of
+from everflow.worker.sink import KafkaSink
 from everflow.worker.task_step import GivenRows, StepResult, TaskStep
 from unit.builders import batch_request, edge_batch, source
+from unit.worker.test_letters import SinkPorts, SinkWriter
 
 TEXT = serdes.string()
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
@@ -335,3 +337,31 @@ def test_an_unknown_error_of_a_function_names_its_line() -> None:
     assert isinstance(found, RecordFailure)
     assert found.failure.record is None
     assert found.failure.where == ("p.py:1",)
+
+
+# --- its place in a commit ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [None, RetriableError("away")])
+def test_a_sink_is_called_before_a_transaction_is_open(error: RetriableError | None) -> None:
+    writer = SinkWriter()
+    before: list[list[str]] = []
+
+    class Looks(Calls):
+        def write(self, batch: SinkBatch) -> None:
+            before.append([*writer.calls])
+            super().write(batch)
+
+    tp = TopicPartition("in", 0)
+    request = batch_request({tp: OffsetRange(5, 8)})
+    result = StepResult(given=[given_rows(Looks(error), offset=5)], consumed={tp: 8})
+    sink = KafkaSink(None, SinkPorts(1 << 30, writer))
+    if error is None:
+        assert sink(request, result, (source("in"),)).committed
+        assert "commit" in writer.calls
+    else:
+        with pytest.raises(RetriableError):
+            sink(request, result, (source("in"),))
+        assert not writer.calls
+    assert before == [[]]
+    assert SINKS in result.timings
