@@ -1,5 +1,6 @@
 """Calls of `write_stream` and `for_each_batch`: what they refuse, and what they make."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -139,3 +140,11 @@ async def awaited(rows: pa.Table) -> None: ...
 def test_what_is_no_function_of_rows_is_refused(fn: Any, word: str) -> None:
     with pytest.raises(TopologyError, match=word):
         stream().for_each_batch(fn)
+
+
+def test_a_function_that_cannot_travel_is_refused_at_its_line() -> None:
+    lock = threading.Lock()
+    with pytest.raises(TopologyError, match="lock") as refused:
+        stream().for_each_batch(lambda rows: lock.acquire())
+    assert refused.value.code == "EF-NOT-PORTABLE"
+    assert refused.value.where is not None
