@@ -32,8 +32,9 @@ OTHERS = {
     "014-columns-in-the-step.md": {"UnsafeProjection"},  # Spark's
     "044-damaged-bytes.md": {"check.crcs"},  # librdkafka's
     "069-schemas.md": {
-        *("SchemaConverters", "from_avro", "from_protobuf"),  # Spark's
-        "HeaderSchemaIdSerializer",  # Confluent's
+        *("SchemaConverters", "from_avro", "to_avro"),  # Spark's
+        *("HeaderSchemaIdSerializer", "GenericAvroSerde"),  # Confluent's
+        *("GenericDatumReader", "DynamicMessage"),  # Apache's, Google's
     },
 }
 """Names of others, and of examples."""

@@ -26,6 +26,8 @@ COMMITTED = "committed"
 ABORTED = "aborted"
 FAILED = "failed"
 RENEWED = "renewed"
+LEFT = "left"
+"""Records that a batch has read and left to the next one, whose calls are under way (note 070)."""
 """Of `BatchResult.counts`."""
 
 
@@ -269,8 +271,8 @@ class BatchResult:
         consumed: next offset to read, which may lie before the range's end.
         stream_times: task -> node -> ms.
         positions: task -> store -> next changelog offset.
-        counts: records ``in, out, changelog, dead_letters``; ``bytes`` of the input; and `RENEWED`:
-            how often its producer, tainted, asked for a new epoch (note 019).
+        counts: records ``in, out, changelog, dead_letters``; ``bytes`` of the input; `LEFT`; and
+            `RENEWED`: how often its producer, tainted, asked for a new epoch (note 019).
         dropped: node -> reason -> records that it left out.
         deferred_offsets: at-least-once only: the rebalancing group did not take the offsets; they
             go with the next batch.

@@ -32,6 +32,7 @@ from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.memory import SpareMemory, Taken, of_this_process, trim_of_libc
 from everflow.protocol.messages import (
     FAILED,
+    LEFT,
     BatchRequest,
     BatchResult,
     GateAnswer,
@@ -402,7 +403,8 @@ class ResidentStep:
         isolated = Isolated(self.decoder, stores_of(self.step), timings, arriving=arrivals)
         result = isolated.run(request, read, compute)
         if arrivals is not None and result.committed:
-            reader.give_back(arrivals.read, result.consumed)
+            left = reader.give_back(arrivals.read, result.consumed)
+            result = replace(result, counts={**result.counts, LEFT: left})
         if not request.ranges:
             memory.settle()  # the process holds no records
         return result

@@ -135,15 +135,17 @@ class RangeReader:
 
     def give_back(
         self, read: Mapping[TopicPartition, LogColumns], starts: Mapping[TopicPartition, int]
-    ) -> None:
+    ) -> int:
         """What was ``read`` last, and is to be read again from ``starts`` on: a range that begins
-        there has it without another fetch."""
-        positions = self._fetcher.positions
+        there has it without another fetch. Returns the number of records."""
+        positions, count = self._fetcher.positions, 0
         for tp, start in starts.items():
             if tp in read and start < positions.get(tp, -1):
                 parts = [read[tp].behind(start)]
                 parts += [self._back[tp].columns] if tp in self._back else []
                 self._back[tp] = _Back(start, LogColumns.concat(parts), positions[tp])
+                count += len(self._back[tp].columns)
+        return count
 
     def warm_up(self, topics: Iterable[str], timeout_s: float) -> None:
         """Connect now instead of at the first range; RetriableError as `LogFetcher.warm_up`."""

@@ -33,6 +33,7 @@ from everflow.memory import WorkerMemory
 from everflow.protocol.messages import (
     ABORTED,
     CALLS,
+    LEFT,
     BadEntry,
     BadRecord,
     BatchFailedError,
@@ -98,27 +99,28 @@ def test_what_comes_meanwhile_is_left_where_several_logs_are_merged(world: World
 
 
 def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: World) -> None:
-    """A third of the last batch, `most_rest_ms` at most; not behind a full one or a command, and
-    not for the time of its calls to the outside (note 070)."""
+    """A third of the last batch, `most_rest_ms` at most; not behind a full one or a command, not
+    for the time of its calls to the outside, and not while calls are under way (note 070)."""
     limits = replace(world.thread.settings.limits, most_rest_ms=40)
     world.thread.settings = replace(world.thread.settings, limits=limits)
     world.thread.retries.limits = limits
     world.give_task()
     world.turn()
-    took_ms, timings = 20.0, {CALLS: 0.0}
+    took_ms, timings, counts = 20.0, {CALLS: 0.0}, {LEFT: 0}
 
     def commit(request: BatchRequest) -> BatchResult:
         world.clock.advance(took_ms)
-        return replace(world.commit(request), timings=timings)
+        return replace(world.commit(request), timings=timings, counts=counts)
 
     world.behave = commit
-    for took_ms, calls_ms, rest_ms in (
-        (30.0, 0.0, 18.0),
-        (500.0, 0.0, 40.0),
-        (500.0, 470.0, 0.0),
-        (100.0, 10.0, 30.0),
+    for took_ms, calls_ms, left, rest_ms in (
+        (30.0, 0.0, 0, 18.0),
+        (500.0, 0.0, 0, 40.0),
+        (500.0, 470.0, 0, 0.0),
+        (100.0, 10.0, 0, 30.0),
+        (100.0, 10.0, 1, 0.0),
     ):
-        timings[CALLS] = calls_ms
+        timings[CALLS], counts[LEFT] = calls_ms, left
         world.end += 3
         assert world.turn()
         ended_ms = world.clock.monotonic_ms()

@@ -29,7 +29,7 @@ def offsets(read: Read, tp: TopicPartition = ONE) -> list[int]:
 def test_what_is_given_back_is_not_fetched_again() -> None:
     reader, fetcher = opened(log(10, 5), log(4))
     read = reader.read({ONE: OffsetRange(0, 8), TWO: OffsetRange(0, 4)}, 1)
-    reader.give_back(read.columns, {ONE: 3, TWO: 4})
+    assert reader.give_back(read.columns, {ONE: 3, TWO: 4}) == 4
     fetcher.asked.clear()
     read = reader.read({ONE: OffsetRange(3, 10), TWO: OffsetRange(4, 4)}, 1)
     assert fetcher.asked == [{ONE: (8, 10)}]
