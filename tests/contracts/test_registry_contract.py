@@ -98,5 +98,6 @@ def test_protobuf_and_json_schema(url: str) -> None:
         bound_to(serdes.protobuf(OTHER, registry=url), "pb", "value").decode(data)
     own = bound_to(serdes.json_schema(SCHEMA, registry=url, auto_register=True), "js", "value")
     value = {"id": 1, "at": None, "note": None, "tags": ["a"], "by": None, "prices": [("x", 1.0)]}
-    found = serdes.json_schema(registry=url, subject="js-value")
-    assert (found.type, found.decode(own.encode(value))) == (own.type, value)
+    data = own.encode(value)
+    latest = serdes.json_schema(registry=url, subject="js-value")
+    assert (latest.type, latest.decode(data)) == (own.type, value)
