@@ -163,6 +163,22 @@ def test_calls_to_a_service_are_measured_with_their_output_verified(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.spark
+def test_formats_of_a_registry_are_measured_with_their_bytes_compared(tmp_path: Path) -> None:
+    rows, said = bench(tmp_path, "schemas", "--records", "5000", *ONCE, judged=False)
+    drained = {(row["case"], row["system"]) for row in rows if row["metric"] == "throughput"}
+    programs = ("trades", "trades-avro", "trades-protobuf")
+    assert drained == {(program, system) for program in programs for system in BOTH}, said
+    alone = {(row["case"], row["system"]) for row in rows if row["metric"] == "decode"}
+    assert alone == {
+        *(("avro alone", system) for system in ("everflow", "java", "fastavro", "spark")),
+        *(("protobuf alone", system) for system in ("everflow", "java")),
+        ("json alone", "everflow"),
+    }, said
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.spark
 def test_a_backlog_of_small_and_of_large_records_keeps_to_the_bounds(tmp_path: Path) -> None:
     sizes = ["--bytes", "60000000", "--record-bytes", "1000,1000000"]
     rows, said = bench(tmp_path, "backlog", *sizes)

@@ -32,7 +32,7 @@ OTHERS = {
     "014-columns-in-the-step.md": {"UnsafeProjection"},  # Spark's
     "044-damaged-bytes.md": {"check.crcs"},  # librdkafka's
     "069-schemas.md": {
-        *("SchemaConverters", "from_avro", "to_avro"),  # Spark's
+        "SchemaConverters",  # Spark's
         *("HeaderSchemaIdSerializer", "GenericAvroSerde"),  # Confluent's
         *("GenericDatumReader", "DynamicMessage"),  # Apache's, Google's
     },
