@@ -63,6 +63,40 @@ def test_a_slow_service_makes_batches_smaller_and_is_asked_once_for_each_record(
     assert Counter(asks.read_text().split()) == Counter(found)
 
 
+def test_a_call_outlives_batches_while_others_begin_and_are_committed(
+    app: Application, cluster: Cluster, tmp_path: Path
+) -> None:
+    source, output, asks = cluster.topic("in"), cluster.topic("out", 1), tmp_path / "asks"
+    release = tmp_path / "release"
+
+    async def asked(value: str) -> str:
+        with asks.open("a") as file:
+            file.write(f"{value}\n")
+        while value == "slow" and not release.exists():
+            await pause(5)
+        return value
+
+    def has(*wanted: str) -> Callable[[], bool]:
+        return lambda: sorted(values(cluster, output)) == sorted(wanted)
+
+    def was_asked(value: str) -> Callable[[], bool]:
+        return lambda: asks.exists() and value in asks.read_text().split()
+
+    topology = asking(source, output, asked, concurrency=8, timeout="2 minutes")
+    with app.running(topology):
+        cluster.write(source, [text("k", "slow"), text("k", "a", partition=1)])
+        wait_until(has("a"), WAIT_S, "the other partition's record")
+        cluster.write(source, [text("k", "behind")])
+        wait_until(was_asked("behind"), WAIT_S, "the call of a record that came meanwhile")
+        cluster.write(source, [text("k", "b", partition=1)])
+        wait_until(has("a", "b"), WAIT_S, "the other partition's next record")
+        release.touch()
+        wait_until(has("a", "b", "slow", "behind"), WAIT_S, "all records")
+    found = values(cluster, output)
+    assert found.index("slow") < found.index("behind")
+    assert sorted(asks.read_text().split()) == ["a", "b", "behind", "slow"]
+
+
 @pytest.mark.parametrize("awaited", [True, False])
 def test_at_the_end_calls_are_cut_short_and_the_next_instance_makes_them(
     app: Application, cluster: Cluster, tmp_path: Path, awaited: bool
