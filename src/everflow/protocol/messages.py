@@ -27,8 +27,8 @@ ABORTED = "aborted"
 FAILED = "failed"
 RENEWED = "renewed"
 LEFT = "left"
-"""Records that a batch has read and left to the next one, whose calls are under way (note 070)."""
-"""Of `BatchResult.counts`."""
+"""Of `BatchResult.counts`. `LEFT`: records that a batch has read and left to the next one, since
+the first of them have no answer of their calls yet (note 070)."""
 
 
 class BatchId(NamedTuple):

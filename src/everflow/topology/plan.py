@@ -413,6 +413,15 @@ class PhysicalPlan:
         return any(map(_has_function, (*self.times, *self.ops)))
 
     @property
+    def asking(self) -> frozenset[int]:
+        """All sub-topologies, if an operator calls services: what comes while calls are under way
+        is called, too, whichever task it is for (note 070)."""
+        nodes = (op.node for op in self.ops if isinstance(op, NodeOp))
+        if any(isinstance(node, FunctionNode) and node.calls is not None for node in nodes):
+            return frozenset(source.subtopology for source in self.sources)
+        return frozenset()
+
+    @property
     def wall_clocks(self) -> Mapping[int, int]:
         """Sub-topologies that the wall clock runs, and how often (ms)."""
         found: dict[int, int] = {}

@@ -69,8 +69,9 @@ class Arriving(Protocol):
     def joined(self, request: BatchRequest, read: _Read) -> tuple[BatchRequest, _Read]:
         """With those that have come."""
 
-    def close(self) -> None:
-        """The batch has become shorter: none may be added."""
+    def close(self, calls: bool) -> None:
+        """The batch has become shorter: none may be added. ``calls``: because records have no
+        answer yet."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +111,13 @@ class Isolated:
                 request, read = self.arriving.joined(request, read)
                 continue
             except CallsEnded as over:
-                request, read = self._shorter(_until(request, read, over.ends))
+                request, read = self._shorter(_until(request, read, over.ends), calls=True)
                 continue
             except Exception as error:
                 if (away := serde_outage(error)) is not None:
                     raise away from error
                 if isinstance(error, RecordFailure) and error.ends is not None:
-                    request, read = self._shorter(_until(request, read, error.ends))
+                    request, read = self._shorter(_until(request, read, error.ends), calls=True)
                     search = replace(search, request=request, read=read)
                 faults = named(error)
                 if faults and self._unsure(error):
@@ -136,11 +137,13 @@ class Isolated:
                     raise  # it fails although its record is left out
             runs += 1
             if runs % HALVED_AFTER == 0:
-                request, read = self._shorter(_halved(request, read))
+                request, read = self._shorter(_halved(request, read), calls=False)
 
-    def _shorter(self, shorter: tuple[BatchRequest, _Read]) -> tuple[BatchRequest, _Read]:
+    def _shorter(
+        self, shorter: tuple[BatchRequest, _Read], *, calls: bool
+    ) -> tuple[BatchRequest, _Read]:
         if self.arriving is not None:
-            self.arriving.close()
+            self.arriving.close(calls)
         return shorter
 
     def decoded(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> BatchInput:

@@ -317,6 +317,8 @@ class Arrivals:
     ends: dict[TopicPartition, int]
     bounds: Mapping[TopicPartition, int]
     left_bytes: int
+    unanswered: bool = False
+    """The batch has ended before records whose calls have no answer yet."""
     _closed: bool = False
 
     def here(self) -> bool:
@@ -337,9 +339,10 @@ class Arrivals:
         """See `isolation.Arriving`."""
         return request.ending(self.ends), dict(self.read)
 
-    def close(self) -> None:
+    def close(self, calls: bool) -> None:
         """See `isolation.Arriving`."""
         self._closed = True
+        self.unanswered |= calls
 
 
 @dataclass(kw_only=True)
@@ -404,7 +407,8 @@ class ResidentStep:
         result = isolated.run(request, read, compute)
         if arrivals is not None and result.committed:
             left = reader.give_back(arrivals.read, result.consumed)
-            result = replace(result, counts={**result.counts, LEFT: left})
+            if arrivals.unanswered:
+                result = replace(result, counts={**result.counts, LEFT: left})
         if not request.ranges:
             memory.settle()  # the process holds no records
         return result

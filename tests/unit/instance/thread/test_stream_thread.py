@@ -98,6 +98,27 @@ def test_what_comes_meanwhile_is_left_where_several_logs_are_merged(world: World
     ]
 
 
+@pytest.mark.parametrize(("left", "again"), [(0, False), (2, True)])
+def test_a_batch_of_nothing_is_followed_by_one_where_records_wait_for_answers(
+    world: World, left: int, again: bool
+) -> None:
+    """Else the thread would wait for another record."""
+    world.give_task()
+    world.turn()
+    world.end += 2
+
+    def nothing(request: BatchRequest) -> BatchResult:
+        consumed = {tp: wanted.start for tp, wanted in request.ranges.items()}
+        counts = {"in": 0, LEFT: left}
+        return replace(world.commit(request), consumed=consumed, counts=counts)
+
+    world.behave = nothing
+    requests = len(world.requests)
+    for _ in range(9):
+        world.turn()
+    assert (len(world.requests) > requests + 1) == again
+
+
 def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: World) -> None:
     """A third of the last batch, `most_rest_ms` at most; not behind a full one or a command, not
     for the time of its calls to the outside, and not while calls are under way (note 070)."""
