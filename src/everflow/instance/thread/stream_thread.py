@@ -75,7 +75,8 @@ class ThreadSettings:
     """Constant for the thread's life; times in ms. ``clocked``: sub-topologies that are in every
     batch, for the wall clock calls their methods, or since they are ``asking`` services;
     ``keep_alive_ms`` is at most the shortest of their intervals. ``idle``: inputs with an idleness
-    time-out, by sub-topology and topic. ``functions``: the plan has Python functions; ``may_continue``: `RetryPolicy`."""
+    time-out, by sub-topology and topic. ``functions``: the plan has Python functions;
+    ``may_continue``: `RetryPolicy`."""
 
     application_id: str
     guarantee: str
