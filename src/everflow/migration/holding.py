@@ -88,12 +88,15 @@ def near_tasks(
     ends: Mapping[TopicPartition, int],
     lag: int,
 ) -> set[TaskId]:
-    """Tasks whose changelogs some member has followed to within ``lag`` of these ends. Pure."""
+    """Tasks of which some member has a copy, to within ``lag`` of these ends. A state that is
+    smaller than ``lag`` needs one, too: else it would be restored while nobody runs the task.
+    Pure."""
     return {
         task
         for task, tps in changelogs.items()
         if any(
-            one.data.offset_sums.get(task, -1) >= sum(ends[tp] for tp in tps) - lag
+            task in one.data.offset_sums
+            and one.data.offset_sums[task] >= sum(ends[tp] for tp in tps) - lag
             for one in members
         )
     }

@@ -144,4 +144,5 @@ def test_a_task_is_near_where_one_member_has_followed_all_its_changelogs() -> No
     assert near_tasks([told("x", t0=190), told("y", t1=89)], logs, ends, 10) == {TASK_0}
     assert near_tasks([told("x", t0=189), told("y", t0=190, t1=90)], logs, ends, 10) == {*logs}
     assert near_tasks([told("x")], logs, ends, 10) == set()
+    assert near_tasks([told("x", t1=0)], logs, ends, 1_000) == {TASK_1}, "a copy of a small state"
     assert near_tasks([], logs, ends, 1_000) == set()
