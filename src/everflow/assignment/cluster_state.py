@@ -101,9 +101,9 @@ def holding(
     assignment: Assignment, held: Collection[TaskId], tasks: Mapping[TaskId, TaskInfo]
 ) -> Assignment:
     """The assignment without ``held`` tasks (note 067): who would run one warms it up, if it has
-    state, and so says again how far it is; its present owner gives it up. No
-    rebalance follows but for other tasks on their way: it would move the generation on under the
-    migrator, which may lead, and knows no lags."""
+    state, and so says again how far it is; its present owner gives it up. No rebalance follows but
+    for other tasks on their way: it would move the generation on under the migrator, which may
+    lead, and knows no lags."""
     if not held:
         return assignment
     active, warmup = dict(assignment.active), dict(assignment.warmup)

@@ -234,7 +234,7 @@ class MemberAssignor:
         self._counted = self._subtopologies  # as of the last assignment
         self._changelogs = {index: tuple(topics) for index, topics in changelogs.items()}
         self._offset_sums, self._end_sums, self._racks = offset_sums, end_sums, racks
-        self._told_sums: Mapping[TaskId, int] = {}
+        self._reported_sums: Mapping[TaskId, int] = {}
         self._rules = rules
         self._decide = decide
         self._max_delay_ms = max_delay_ms
@@ -292,15 +292,15 @@ class MemberAssignor:
             task for task in tasks if self._changelogs.get(task.subtopology) and task not in on_disk
         )
 
-    def told(self) -> frozenset[TaskId]:
+    def reported(self) -> frozenset[TaskId]:
         """Held copies that are near what the last join said of them. The leader gives them to
         nobody, and the migrator takes that word while the end is within ``acceptable.recovery.lag``
         of it; half of that is for what a copy is behind the end itself."""
         if not self.held:
             return frozenset()
         now, near = self._offset_sums(), self._rules.acceptable_lag // 2
-        said = {task: at for task, at in self._told_sums.items() if task in self.held}
-        return frozenset(task for task, at in said.items() if 0 <= now.get(task, 0) - at <= near)
+        known = {task: at for task, at in self._reported_sums.items() if task in self.held}
+        return frozenset(task for task, at in known.items() if 0 <= now.get(task, 0) - at <= near)
 
     def user_data(self) -> bytes:
         """This member's bytes; they differ from join to join (scenario 20)."""
@@ -309,14 +309,14 @@ class MemberAssignor:
             self._nonce = (self._nonce + 1) & 0xFFFFFFFF
             nonce = self._nonce
         self._end_sums.refresh()
-        self._told_sums = dict(self._offset_sums())
+        self._reported_sums = dict(self._offset_sums())
         me = self.identity
         data = UserData(
             process_id=me.process_id,
             owned=claims.owned,
             generation=claims.generation,
             threads=me.threads,
-            offset_sums=self._told_sums,
+            offset_sums=self._reported_sums,
             rack=me.rack,
             tags=me.tags,
             endpoint=me.endpoint,

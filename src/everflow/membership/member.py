@@ -102,7 +102,7 @@ class FollowUps:
         self._hot: dict[TaskId, float] = {}  # not announced to the group yet -> when it is due
         # announced with a join -> how long to wait before the next time
         self._announced: dict[TaskId, float] = {}
-        self._quiet: dict[TaskId, float] = {}  # until when an announced one that is told is quiet
+        self._quiet: dict[TaskId, float] = {}  # not announced again before, while `reported`
         self._standby: frozenset[TaskId] = frozenset()
         self._unasked: frozenset[TaskId] = frozenset()  # standbys for which nobody waits
         self._probe_at: float | None = None
@@ -167,14 +167,16 @@ class FollowUps:
         self._unasked = frozenset()
         self._probe_at = None
 
-    def due(self, now_ms: float, rebalancing: bool, told: Collection[TaskId] = ()) -> str | None:
+    def due(
+        self, now_ms: float, rebalancing: bool, reported: Collection[TaskId] = ()
+    ) -> str | None:
         """Why to ask for a rebalance now, or None. The same reason is given once per join.
-        ``told``: tasks of which nobody waits for word that is newer than the last join's."""
+        ``reported``: tasks of which nobody waits for a later report than the last join's."""
         if rebalancing or self._requested:
             return None
         for task, at_ms in self._hot.items():
             until_ms = self._quiet.get(task, at_ms)
-            if at_ms <= now_ms < until_ms and task in self._announced and task in told:
+            if at_ms <= now_ms < until_ms and task in self._announced and task in reported:
                 self._hot[task] = min(now_ms + AGAIN_MS, until_ms)
         why = self._asked
         if why is None and self._hot and min(self._hot.values()) <= now_ms:
@@ -538,9 +540,9 @@ class GroupMember:
         self._give_up()
         if self._error is not None:
             return  # a poll in vain, of brokers that are away, must not delay the end
-        told = self._assignor.told()
+        reported = self._assignor.reported()
         with self._asking:
-            why = self._follow_ups.due(self._clock.monotonic_ms(), channel.joining, told)
+            why = self._follow_ups.due(self._clock.monotonic_ms(), channel.joining, reported)
         if why is not None:
             rebalance_log.info("Asking for a rebalance: %s", why, extra=ABOUT_ASSIGNMENT)
             self._why_asked = why

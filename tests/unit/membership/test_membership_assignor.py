@@ -149,16 +149,16 @@ def test_the_word_of_a_held_copy_stands_until_it_has_moved_on() -> None:
     ports = Ports({TASK_1: 100, TASK_2: 100})
     one = assignor(ports)
     one.held = frozenset({TASK_1})
-    assert not one.told()
+    assert not one.reported()
     one.user_data()
-    assert one.told() == {TASK_1}
-    for moved, told in ((105, True), (106, False), (90, False)):
+    assert one.reported() == {TASK_1}
+    for moved, near in ((105, True), (106, False), (90, False)):
         ports.sums[TASK_1] = moved
-        assert (one.told() == {TASK_1}) is told, moved
+        assert (one.reported() == {TASK_1}) is near, moved
     one.user_data()
-    assert one.told()
+    assert one.reported()
     one.held = frozenset()
-    assert not one.told()
+    assert not one.reported()
 
 
 def test_each_join_sends_other_bytes_and_what_holds_now() -> None:
