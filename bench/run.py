@@ -28,6 +28,7 @@ from bench import (
     throughput,
 )
 from bench.backlog import measure as backlog
+from bench.calls import measure as calls
 from bench.elastic import Load
 from bench.fleet import worker_lost
 from bench.growth import runs as growth
@@ -41,6 +42,7 @@ from bench.programs.catalogue import OPERATORS, PROGRAMS, WHOLE
 from bench.programs.marks import print_marks
 from bench.readers import measure as readers
 from bench.results import Measurement, print_rows, summarise, write_json
+from bench.schemas import measure as schemas
 from bench.systems import (
     DEFAULT_SYSTEMS,
     EVERFLOW,
@@ -73,8 +75,9 @@ BESIDE_KAFKA_STREAMS = (
     "restore",
     "growth",
     "migrate",
+    "schemas",
 )
-BY_ITSELF = ("memory", "backlog", "fairness", "readers", "metrics")
+BY_ITSELF = ("memory", "backlog", "fairness", "readers", "metrics", "calls")
 BENCHES = (*BESIDE_KAFKA_STREAMS, *BY_ITSELF, "assignor")
 MEASURES = ("throughput", "latency")
 KEYS = 100_000
@@ -111,6 +114,8 @@ def main(arguments: list[str] | None = None) -> int:
         fairness.UnfairError,
         readers.TooCostlyError,
         assignor.SlowError,
+        calls.TooSlowError,
+        schemas.TooSlowError,
         CannotMeasureError,
         StateGrowsError,
         worker_lost.WorkerTooDearError,
@@ -188,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
         "--records",
         type=_positive,
         help="throughput: 2,000,000; programs: each has its own; fairness: 2,000,000 a thread; "
-        "readers: 6,000,000 a round; metrics: 2,000,000; "
+        "readers: 6,000,000 a round; metrics: 2,000,000; calls: 100,000; "
         "restore: 3,000,000; growth: 1,000,000",
     )
     parser.add_argument(
@@ -199,6 +204,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_memory(parser)
     _add_backlog(parser)
+    parser.add_argument(
+        "--concurrency", type=_positive, default=256, help="calls: at a time (default %(default)s)"
+    )
+    parser.add_argument(
+        "--alone", action="store_true", help="schemas: the serdes alone, without the programs"
+    )
     _add_programs(parser)
     _add_latency(parser)
     _add_elastic(parser)
@@ -230,6 +241,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 def _is_of_systems(options: argparse.Namespace) -> bool:
     """Whether a system runs, and so a broker: the assignor is a pure decision, and what a store's
     pages and its growth cost is measured without either."""
+    if options.bench == "schemas":
+        return not options.alone
     return options.bench != "assignor" and (
         options.bench != "growth" or not set(options.dimensions) <= set(WITHOUT_SYSTEMS)
     )
@@ -277,15 +290,17 @@ def _add_programs(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_latency(parser: argparse.ArgumentParser) -> None:
-    only_latency = parser.add_argument_group("latency, programs")
+    only_latency = parser.add_argument_group("latency, programs, calls")
     only_latency.add_argument(
         "--rates", type=_numbers, default=(100, 1_000, 10_000), help="records/s, comma-separated"
     )
     only_latency.add_argument(
-        "--warm-up", type=float, help="s per rate, not measured (latency: 20, programs: 8)"
+        "--warm-up",
+        type=float,
+        help="s per rate, not measured (latency: 20, programs: 8, calls: 10)",
     )
     only_latency.add_argument(
-        "--seconds", type=float, help="s per rate, measured (latency: 30, programs: 10)"
+        "--seconds", type=float, help="s per rate, measured (latency: 30, programs: 10, calls: 20)"
     )
     only_latency.add_argument(
         "--idle", type=float, default=70.0, help="s without records before the last case"
@@ -408,6 +423,8 @@ def _measure(
         return latency.measure(_latency(options), bootstrap_servers, launchers, folder)
     if options.bench == "migrate":
         return migrate.measure(_migrate(options), bootstrap_servers, launchers, folder)
+    if options.bench == "schemas":
+        return schemas.measure(_schemas(options), bootstrap_servers, launchers, folder)
     if options.bench == "growth":
         return growth.measure(_growth(options), bootstrap_servers, launchers, folder)
     if options.bench == "restore":
@@ -474,6 +491,16 @@ def _by_itself(
     if options.bench == "metrics":
         watched = readers.MetricsPlan(rounds=options.runs or 9, **common)
         return readers.measure_metrics(watched, bootstrap_servers, folder)
+    if options.bench == "calls":
+        asking = calls.CallsPlan(
+            concurrency=options.concurrency,
+            runs=options.runs or 1,
+            timeout_s=options.timeout,
+            warm_up_s=options.warm_up or 10.0,
+            measured_s=options.seconds or 20.0,
+            **common,
+        )
+        return calls.measure(asking, bootstrap_servers, folder)
     return fairness.measure(fairness.FairnessPlan(**common), bootstrap_servers, folder)
 
 
@@ -546,6 +573,17 @@ def _migrate(options: argparse.Namespace) -> migrate.MigratePlan:
     )
 
 
+def _schemas(options: argparse.Namespace) -> schemas.SchemasPlan:
+    drained = drain.DrainPlan(
+        guarantees=options.guarantee or GUARANTEES[:1],
+        records=options.records,
+        threads=options.threads,
+        runs=options.runs or 1,
+        timeout_s=options.timeout,
+    )
+    return schemas.SchemasPlan(drained, programs=not options.alone)
+
+
 def _growth(options: argparse.Namespace) -> GrowthPlan:
     """What is not given is the plan's own."""
     given = {
@@ -583,7 +621,9 @@ def _launchers(systems: tuple[str, ...], folder: Path, before: Path | None) -> d
     if before is not None:
         launchers[EVERFLOW_BEFORE] = everflow_before_launcher(before)
     if any(system in group_protocols for system in systems):
-        java = java_command(resolve_jars("streams"), folder / "classes")
+        # Java's class path takes the first of a name: Kafka Streams keeps its own libraries.
+        jars = [*resolve_jars("streams"), *resolve_jars("schemas")]
+        java = java_command(jars, folder / "classes")
         for system, protocol in group_protocols.items():
             launchers[system] = kafka_streams_launcher(java, protocol)
     if FLINK_SQL in systems:

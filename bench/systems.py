@@ -37,7 +37,14 @@ SYSTEMS = (KAFKA_STREAMS, KAFKA_STREAMS_KIP1071, FLINK_SQL, *OURS)
 DEFAULT_SYSTEMS = (KAFKA_STREAMS, EVERFLOW)
 COUNT = "count"
 BACKLOG = "backlog"
-_PROGRAMS = {COUNT: "bench.apps.count_app:builder", BACKLOG: "bench.backlog.program:builder"}
+CALLS = "calls"
+_PROGRAMS = {
+    COUNT: "bench.apps.count_app:builder",
+    BACKLOG: "bench.backlog.program:builder",
+    CALLS: "bench.calls.program:builder",
+    "trades-avro": "bench.schemas.programs:trades_avro",
+    "trades-protobuf": "bench.schemas.programs:trades_protobuf",
+}
 """Those that are not in `bench.programs.topologies`."""
 
 ROOT = Path(__file__).resolve().parent.parent

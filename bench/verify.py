@@ -6,7 +6,7 @@ import struct
 import time
 from collections.abc import Iterator
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, TopicPartition
 
 from bench.topics import end_offsets
 
@@ -44,8 +44,15 @@ def read_all(bootstrap_servers: str, topic: str) -> list[tuple[bytes, bytes]]:
 
 
 def each_record(bootstrap_servers: str, topic: str) -> Iterator[tuple[bytes, bytes]]:
-    """The records of `read_all` one by one, for outputs that are too large for a list. Raises
-    `WrongOutputError` if nothing comes for a while before the end."""
+    """The records of `read_all` one by one, for outputs that are too large for a list. Raises as
+    `each_message`."""
+    for message in each_message(bootstrap_servers, topic):
+        yield message.key() or b"", message.value() or b""
+
+
+def each_message(bootstrap_servers: str, topic: str) -> Iterator[Message]:
+    """The same with their partitions. Raises `WrongOutputError` if nothing comes for a while before
+    the end."""
     ends = end_offsets(bootstrap_servers, topic)
     consumer = Consumer(
         {
@@ -74,7 +81,7 @@ def each_record(bootstrap_servers: str, topic: str) -> Iterator[tuple[bytes, byt
             for message in messages:
                 error = message.error()
                 if error is None:
-                    yield message.key() or b"", message.value() or b""
+                    yield message
                 elif error.name() == "_PARTITION_EOF":
                     open_partitions.discard(message.partition())
                 else:

@@ -95,7 +95,8 @@ SECTIONS = (
     Section(
         "Tests with a broker",
         "testing.md#what-it-does-not-show",
-        "BrokerSecurity EmbeddedBroker EmbeddedCluster KafkaProxy WireFault wait_until",
+        "BrokerSecurity EmbeddedBroker EmbeddedCluster KafkaProxy WireFault SchemaRegistry "
+        "wait_until",
     ),
     Section(
         "Queries",

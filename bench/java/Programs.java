@@ -50,6 +50,8 @@ final class Programs {
         final StreamsBuilder builder = new StreamsBuilder();
         switch (program) {
             case "trades" -> trades(builder, input, output);
+            case "trades-avro" -> Schemas.tradesInAvro(builder, input, output);
+            case "trades-protobuf" -> Schemas.tradesInProtobuf(builder, input, output);
             case "flights" -> flights(builder, input, output);
             case "words" -> words(builder, input, output);
             case "sessions" -> sessions(builder, input, output);

@@ -148,6 +148,37 @@ def test_a_small_job_is_measured_beside_full_ones(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.spark
+def test_calls_to_a_service_are_measured_with_their_output_verified(tmp_path: Path) -> None:
+    slice_ = ["--records", "4000", "--warm-up", "2", "--seconds", "3"]
+    rows, said = bench(tmp_path, "calls", *slice_, judged=False)
+    assert {(row["metric"], row["case"]) for row in rows} == {
+        ("throughput", "all answer"),
+        ("throughput", "5 % fail, 1 % hang"),
+        ("latency_p50", "200 records/s"),
+        ("latency_p99", "200 records/s"),
+        ("processor", "200 records/s"),
+    }, said
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.spark
+def test_formats_of_a_registry_are_measured_with_their_bytes_compared(tmp_path: Path) -> None:
+    rows, said = bench(tmp_path, "schemas", "--records", "5000", *ONCE, judged=False)
+    drained = {(row["case"], row["system"]) for row in rows if row["metric"] == "throughput"}
+    programs = ("trades", "trades-avro", "trades-protobuf")
+    assert drained == {(program, system) for program in programs for system in BOTH}, said
+    alone = {(row["case"], row["system"]) for row in rows if row["metric"] == "decode"}
+    assert alone == {
+        *(("avro alone", system) for system in ("everflow", "java", "fastavro", "spark")),
+        *(("protobuf alone", system) for system in ("everflow", "java")),
+        ("json alone", "everflow"),
+    }, said
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.spark
 def test_a_backlog_of_small_and_of_large_records_keeps_to_the_bounds(tmp_path: Path) -> None:
     sizes = ["--bytes", "60000000", "--record-bytes", "1000,1000000"]
     rows, said = bench(tmp_path, "backlog", *sizes)

@@ -350,6 +350,10 @@ class TaskTimeoutError(FatalError, code="EF-TASK-TIMEOUT"):
         self.task = task
 
 
+class SchemaError(FatalError, code="EF-SCHEMA"):
+    """A schema registry does not have the schema that is to be written, or refuses it."""
+
+
 class TableLoadError(FatalError, code="EF-TABLE-LOAD"):
     """The rows of a `StreamsBuilder.global_table_from` could not be loaded when the instance
     started; the cause is the error's ``__cause__``."""

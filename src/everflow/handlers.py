@@ -114,14 +114,23 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         found = found.__cause__ or found.__context__
 
 
+_PASSING_CLASSES = frozenset(
+    {
+        *("URLError", "ConnectError", "ConnectTimeout", "ReadTimeout", "RemoteProtocolError"),
+        *("ClientConnectorError", "ClientOSError", "ServerDisconnectedError"),
+        "TimeoutError",  # asyncio's, before Python 3.11
+    }
+)
+"""Of requests, urllib, httpx and aiohttp, which say it by their class alone."""
+
+
 def _passing(error: BaseException) -> bool:
     status = _status(error)
     if status is not None:
         return status in PASSING_STATUS or 500 <= status < 600
     if isinstance(error, ConnectionError | TimeoutError):
         return True
-    # Those of requests, urllib and httpx say it by their class alone.
-    return type(error).__name__ in ("URLError", "ConnectError", "ConnectTimeout", "ReadTimeout")
+    return type(error).__name__ in _PASSING_CLASSES
 
 
 def _status(error: BaseException) -> int | None:

@@ -157,7 +157,10 @@ def _os_ids() -> set[str]:
     return {part.split("-")[0] for part in ids.split()}
 
 
-CONFS = ("broker", "streams", "streams-4.2", "flink", "oracle")
+CONFS = (
+    *("broker", "streams", "streams-4.2", "flink", "oracle"),
+    *("schemas", "registry", "spark-avro"),
+)
 
 _IVY_FOLDER = Path(__file__).with_name("ivy")
 _RESOLVE_TIMEOUT_S = 900.0
@@ -169,7 +172,8 @@ def resolve_jars(conf: str, *, progress: Callable[[str], None] | None = None) ->
 
     Args:
         conf: ``broker`` (a Kafka broker) or ``streams``, ``streams-4.2`` (Kafka Streams in Java) or
-            ``flink`` (Flink SQL), for the benches, or ``oracle`` (its test driver).
+            ``flink`` (Flink SQL), for the benches, ``oracle`` (its test driver), and so on: see
+            ``everflow/ivy/ivy.xml``. ``registry`` has no jar: it is an archive in `jars_folder`.
         progress: gets one line when a download starts; never called when the jars are there.
 
     The cache (`cache_root`) is keyed by the hash of the module file. A class path appears there
@@ -252,7 +256,7 @@ def _run_ivy(conf: str, staging: Path) -> str | None:
     ]
     # snappy-java's artifact type is `bundle`; without it the broker could not read compressed
     # batches.
-    command += ["-confs", conf, "-types", "jar", "bundle"]
+    command += ["-confs", conf, "-types", "jar", "bundle", "tar.gz"]
     command += ["-retrieve", f"{staging}/[artifact]-[revision](-[classifier]).[ext]"]
     try:
         done = _ran(command, _RESOLVE_TIMEOUT_S)
@@ -263,7 +267,7 @@ def _run_ivy(conf: str, staging: Path) -> str | None:
         done.returncode == 0
         and "UNRESOLVED" not in done.stdout
         and "FAILED DOWNLOADS" not in done.stdout
-        and any(staging.glob("*.jar"))
+        and any(staging.iterdir())
     ):
         return None
     lines = [line for line in done.stdout.splitlines() if line.strip(" .:\t") and "kB)" not in line]

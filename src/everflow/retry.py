@@ -31,6 +31,14 @@ SAY_FIRST_MS, SAY_SELDOM_MS = 5_000.0, 300_000.0
 """While it lasts it is said again after these, and each time after twice as long."""
 
 
+def pauses_ms() -> Iterator[float]:
+    """Between attempts: they double from 0.1 to 5 s; without end."""
+    pause_ms = FIRST_PAUSE_MS
+    while True:
+        yield pause_ms
+        pause_ms = min(pause_ms * 2, LONGEST_PAUSE_MS)
+
+
 class StoppedError(EverflowError, code="EF-STOPPED"):
     """The instance is shutting down, and gives up a wait. Never shown to users."""
 
@@ -65,7 +73,7 @@ def attempting(
     ``what`` names it for people. Raises the last RetriableError when ``deadline`` is over (with
     time-out 0 the first), StoppedError when ``stop`` is set; any other error at once.
     """
-    pause_ms = FIRST_PAUSE_MS
+    pauses = pauses_ms()
     say_ms, say_again_ms = clock.monotonic_ms(), SAY_FIRST_MS
     while True:
         if stop.is_set():
@@ -83,8 +91,7 @@ def attempting(
                     "Still %s: %s (for %.0f s more)", what, error, deadline.remaining_ms() / 1000
                 )
                 say_ms, say_again_ms = now_ms + say_again_ms, min(2 * say_again_ms, SAY_SELDOM_MS)
-            clock.wait(stop, min(pause_ms, deadline.remaining_ms()))
-            pause_ms = min(pause_ms * 2, LONGEST_PAUSE_MS)
+            clock.wait(stop, min(next(pauses), deadline.remaining_ms()))
 
 
 def quietly(action: Callable[[], object]) -> None:

@@ -131,6 +131,7 @@ MUTATIONS = {
     "The terminal": ("testing.broker rich",),
     "The command line": ("testing.broker typer",),
     "JSON": ("kafka.admin orjson",),
+    "Schemas of a registry": ("worker.decode fastavro", "dsl.streams confluent_kafka"),
     "The type checker's own": ("errors typing_extensions",),
     "Arrow": ("membership.member pyarrow",),
     "numpy": ("dsl.streams numpy",),

@@ -11,11 +11,14 @@ from everflow.cli.app import app
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.parametrize("more", [(), ("--schema", "avro")])
 def test_a_new_project_passes_its_own_test(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession, more: tuple[str, ...]
 ) -> None:
+    name = "avro-views" if more else "fresh-views"  # modules of two names
     monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(app, ["new", "fresh-views"]).exit_code == 0
-    monkeypatch.chdir(tmp_path / "fresh-views")
+    monkeypatch.delenv("SCHEMA_REGISTRY_URL", raising=False)
+    assert CliRunner().invoke(app, ["new", name, *more]).exit_code == 0
+    monkeypatch.chdir(tmp_path / name)
     # pytest within pytest, so that the Spark session is this run's and need not be started
     assert pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]) == pytest.ExitCode.OK

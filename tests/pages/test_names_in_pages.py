@@ -31,6 +31,11 @@ OTHERS = {
     "009-functions-travel.md": {"queue.py", "register_pickle_by_value"},
     "014-columns-in-the-step.md": {"UnsafeProjection"},  # Spark's
     "044-damaged-bytes.md": {"check.crcs"},  # librdkafka's
+    "069-schemas.md": {
+        "SchemaConverters",  # Spark's
+        *("HeaderSchemaIdSerializer", "GenericAvroSerde"),  # Confluent's
+        *("GenericDatumReader", "DynamicMessage"),  # Apache's, Google's
+    },
 }
 """Names of others, and of examples."""
 

@@ -466,6 +466,7 @@ class Format(str, Enum):
     float_ = "float"
     double = "double"
     bytes = "bytes"
+    schema = "schema"
 
 
 class WindowKind(str, Enum):

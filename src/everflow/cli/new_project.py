@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import sys
+from enum import Enum
 from importlib.machinery import PathFinder
 from pathlib import Path
 from string import Template
@@ -17,6 +18,13 @@ import typer
 
 from everflow.cli.commands import command
 from everflow.errors import ConfigError
+
+
+class ProjectSchema(str, Enum):
+    """Formats of a schema registry that a project may begin with."""
+
+    avro = "avro"
+
 
 TEMPLATES = Path(__file__).parent / "project"
 FILES = {
@@ -44,14 +52,18 @@ def new(
             metavar="NAME", help="Name of the project, e.g. page-views, or a path that ends in it."
         ),
     ],
+    schema: Annotated[
+        ProjectSchema | None,
+        typer.Option(help="Format of the input topic, with a schema registry. Default: JSON."),
+    ] = None,
 ) -> None:
     """Create a folder with a small program, its test, sample records and a README with the commands
     to run it."""
     folder = Path(name).expanduser()
     module = module_name(folder.name)
-    written = make(folder, module)
+    written = make(folder, module, schema)
     typer.echo(f"{folder}: {', '.join(written)}")
-    typer.echo("\n".join(next_steps(folder, module)))
+    typer.echo("\n".join(next_steps(folder, module, schema)))
 
 
 def module_name(name: str) -> str:
@@ -72,7 +84,7 @@ def module_name(name: str) -> str:
     )
 
 
-def make(folder: Path, module: str) -> list[str]:
+def make(folder: Path, module: str, schema: ProjectSchema | None = None) -> list[str]:
     """Write the project; the files' names. ConfigError for a folder that is full or unwritable."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} exists and is not a folder. Choose another name.")
@@ -81,7 +93,7 @@ def make(folder: Path, module: str) -> list[str]:
             raise ConfigError(
                 f"{folder} exists and is not empty. Choose another name; nothing was written."
             )
-        names = {"name": folder.name, "module": module}
+        names = {"name": folder.name, "module": module, **_format_of(module, schema)}
         written = []
         for template, place in FILES.items():
             path = folder / Template(place).substitute(names)
@@ -96,7 +108,46 @@ def make(folder: Path, module: str) -> list[str]:
     return written
 
 
-def next_steps(folder: Path, module: str) -> list[str]:
+_AVRO = """\
+VIEW = serdes.avro(  # without a registry, as in the tests, values are bare
+    {
+        "type": "record",
+        "name": "View",
+        "fields": [{"name": "page", "type": "string"}, {"name": "ms", "type": "double"}],
+    },
+    registry=os.environ.get("SCHEMA_REGISTRY_URL"),
+    subject="page-views-value",
+    auto_register=True,
+)"""
+_JSON = (
+    'VIEW = serdes.json("page string, ms double")  '
+    '# a value on the input topic: {"page": "/news/today", "ms": 35}'
+)
+_PRODUCE = "everflow produce page-views"
+_SET = "export SCHEMA_REGISTRY_URL=http://localhost:8081"
+
+
+def _register(module: str, python: str = "python") -> str:
+    return f'{python} -c "from {module} import VIEW; print(VIEW.version().id)"'
+
+
+def _format_of(module: str, schema: ProjectSchema | None) -> dict[str, str]:
+    """What the templates say of the input's format."""
+    if schema is None:
+        form = {"form": "JSON", "imports": "", "view": _JSON, "needs": "everflow", "before": ""}
+        return {**form, "produce": f"    {_PRODUCE} < sample.jsonl"}
+    lines = ("# your schema registry", _SET, "# registers the schema", _register(module))
+    return {
+        "form": "Avro, with a schema registry",
+        "imports": "\nimport os\n",
+        "view": _AVRO,
+        "needs": "everflow[schemas]",
+        "before": "".join(f"    {line}\n" for line in lines),
+        "produce": f"    {_PRODUCE} --schema http://localhost:8081 < sample.jsonl",
+    }
+
+
+def next_steps(folder: Path, module: str, schema: ProjectSchema | None = None) -> list[str]:
     everflow, python = "everflow", "python"
     if shutil.which("everflow") is None:
         everflow, python = (
@@ -104,15 +155,17 @@ def next_steps(folder: Path, module: str) -> list[str]:
             for path in (Path(sys.executable).parent / "everflow", sys.executable)
         )
         everflow, python = shlex.quote(everflow), shlex.quote(python)
+    given = "" if schema is None else " --schema http://localhost:8081"
     return [
         "next:",
         f"  cd {shlex.quote(str(folder))}",
         f"  {python} -m pytest",
         f"  {everflow} broker --port 9092 --topic page-views:4 --topic views-per-section:4       "
         "# stays: a terminal of its own",
+        *(() if schema is None else (f"  {_SET}", f"  {_register(module, python)}")),
         f"  {everflow} run {module}:builder --application-id {folder.name} --bootstrap-servers "
         "localhost:9092     # another one",
-        f"  {everflow} produce page-views < sample.jsonl",
+        f"  {everflow} produce page-views{given} < sample.jsonl",
         f"  {everflow} consume views-per-section --window time --timeout 10",
         "README.md says more.",
     ]

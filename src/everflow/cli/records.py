@@ -24,8 +24,10 @@ from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.log_fetcher import LogFetcher
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import TopicPartition
-from everflow.serdes import Serde, SerdeError
+from everflow.serdes import Serde, SerdeError, making
+from everflow.serdes.registry import Registry
 from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, START_BYTES
+from everflow.serdes.wire_format import identified
 
 DELIVERY_S = 20.0
 _POLL_S = 0.2
@@ -55,8 +57,20 @@ class Line:
     time_ms: int = NOW
 
 
+class Subject(NamedTuple):
+    """Whose latest schema lines are written by."""
+
+    name: str
+    registry: Registry
+
+
 def lines(
-    source: Iterable[str], separator: str, key: Format, value: Format, timed: bool = False
+    source: Iterable[str],
+    separator: str,
+    key: Format,
+    value: Format,
+    timed: bool = False,
+    subject: Subject | None = None,
 ) -> Iterator[Line]:
     """The records of lines; ``timed``: each begins with the time. ConfigError names the line."""
     for number, line in enumerate(_readable(source), 1):
@@ -72,7 +86,7 @@ def lines(
                     raise ValueError(f"nothing behind the time {at!r}")
             before, found, behind = text.partition(separator)
             left, right = (encoded(before, key), behind) if found else (None, text)
-            yield Line(left, encoded(right, value), time_ms)
+            yield Line(left, encoded(right, value, subject), time_ms)
         except UnicodeError:
             raise ConfigError(
                 f"line {number}: not UTF-8; the lines before it were written."
@@ -94,8 +108,12 @@ def _readable(source: Iterable[str]) -> Iterator[str]:
         ) from None
 
 
-def encoded(text: str, form: Format) -> bytes | None:
+def encoded(text: str, form: Format, subject: Subject | None = None) -> bytes | None:
     """Bytes of a text. ValueError or SerdeError where it does not fit."""
+    if form is Format.schema:
+        if subject is None:
+            raise ValueError("values alone are written by a schema, with --schema")
+        return making.from_json(text, *subject)
     if form is Format.json:
         try:
             json.loads(text, parse_constant=_no_constant)
@@ -115,10 +133,22 @@ def _no_constant(word: str) -> None:
     raise ValueError(f"{word} is none")
 
 
-def decoded(data: bytes | None, form: Format) -> str:
+def registry_of(url: str | None, *forms: Format) -> Registry | None:
+    """ConfigError if a format needs a registry and none is named, or one is named for nothing."""
+    asked = Format.schema in forms
+    if url is None and asked:
+        raise ConfigError("the format schema needs a registry: --schema http://HOST:8081.")
+    if url is not None and not asked:
+        raise ConfigError("--schema decodes the half whose format is schema: --value schema.")
+    return None if url is None else Registry.of(url)
+
+
+def decoded(data: bytes | None, form: Format, registry: Registry | None = None) -> str:
     """The text of bytes; ``null`` for none. SerdeError where they are something else."""
     if data is None:
         return "null"
+    if form is Format.schema and registry is not None:
+        return making.json_text(data, registry)
     if form is Format.bytes:
         return repr(data)[2:-1]
     serde = _SINGLE[form][0] if form in _SINGLE else serdes.string()
@@ -133,7 +163,9 @@ def decoded(data: bytes | None, form: Format) -> str:
     return text
 
 
-def windowed(data: bytes | None, form: Format, window: WindowKind) -> str:
+def windowed(
+    data: bytes | None, form: Format, window: WindowKind, registry: Registry | None = None
+) -> str:
     """``JFK@2013-01-01T00:00:00Z``: key and start of a window; of a session ``JFK@start/end``."""
     if data is None:
         return "null"
@@ -146,7 +178,8 @@ def windowed(data: bytes | None, form: Format, window: WindowKind) -> str:
         int.from_bytes(data[at : at + 8], "big", signed=True)
         for at in range(len(data) - suffix, len(data), 8)
     ]
-    return f"{decoded(data[:-suffix], form)}@{'/'.join(instant(time) for time in reversed(times))}"
+    key = decoded(data[:-suffix], form, registry)
+    return f"{key}@{'/'.join(instant(time) for time in reversed(times))}"
 
 
 class ReadRecord(NamedTuple):
@@ -166,9 +199,10 @@ def text_of(
     key: Format,
     value: Format,
     window: WindowKind | None,
+    registry: Registry | None = None,
 ) -> str:
     """A record's line. SerdeError names the record and what to ask for."""
-    return "\t".join(_halves(record, key, value, window, decoded))
+    return "\t".join(_halves(record, key, value, window, registry, decoded))
 
 
 def json_of(
@@ -176,9 +210,10 @@ def json_of(
     key: Format,
     value: Format,
     window: WindowKind | None,
+    registry: Registry | None = None,
 ) -> str:
     """A record as a line of JSON: bytes in base64, numbers and JSON as they are. See `text_of`."""
-    left, right = _halves(record, key, value, window, plain)
+    left, right = _halves(record, key, value, window, registry, plain)
     headers = [{"name": name, "value": plain(data, Format.bytes)} for name, data in record.headers]
     return json.dumps({**record._asdict(), "key": left, "value": right, "headers": headers})
 
@@ -188,16 +223,22 @@ def _halves(
     key: Format,
     value: Format,
     window: WindowKind | None,
-    shown: Callable[[bytes | None, Format], Any],
+    registry: Registry | None,
+    shown: Callable[[bytes | None, Format, Registry | None], Any],
 ) -> tuple[Any, Any]:
+    def half(form: Format, data: bytes | None, part: str) -> bytes | None:
+        return identified(data, record.headers, part) if form is Format.schema else data
+
     with _named(record, "key"):
-        data = record.key
-        left = shown(data, key) if window is None else windowed(data, key, window)
+        data = half(key, record.key, "key")
+        left = (
+            shown(data, key, registry) if window is None else windowed(data, key, window, registry)
+        )
     with _named(record, "value"):
-        return left, shown(record.value, value)
+        return left, shown(half(value, record.value, "value"), value, registry)
 
 
-def plain(data: bytes | None, form: Format) -> Any:
+def plain(data: bytes | None, form: Format, registry: Registry | None = None) -> Any:
     """The JSON value for bytes; None for none. SerdeError if the bytes do not fit ``form``."""
     if data is None:
         return None
@@ -208,8 +249,8 @@ def plain(data: bytes | None, form: Format) -> Any:
         if isinstance(found, float) and not math.isfinite(found):  # JSON has no number for it
             return exact_texts.number_text(found)
         return found
-    text = decoded(data, form)
-    return json.loads(text) if form is Format.json else text
+    text = decoded(data, form, registry)
+    return json.loads(text) if form in (Format.json, Format.schema) else text
 
 
 @contextmanager

@@ -262,11 +262,23 @@ def produce(
             ),
         ),
     ] = False,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The schema registry: values are JSON, and written by the latest schema of "
+            "TOPIC-value. Needs everflow[schemas].",
+        ),
+    ] = None,
 ) -> None:
     """Write each line of standard input to a topic: a line with a tab as key<TAB>value, any other
     as a value without key. Empty lines are skipped."""
-    from everflow.cli.records import lines, partitions_of, send
+    from everflow.cli.records import Subject, lines, partitions_of, registry_of, send
 
+    if schema is not None and value is Format.string:
+        value = Format.schema
+    registry = registry_of(schema, value)
+    subject = None if registry is None else Subject(f"{topic}-value", registry)
     if not key_separator:
         raise ConfigError("--key-separator must not be empty.")
     with cluster.connected() as (config, admin, status):
@@ -276,7 +288,7 @@ def produce(
         sent = send(
             config,
             topic,
-            lines(sys.stdin, key_separator, key, value, timed),
+            lines(sys.stdin, key_separator, key, value, timed, subject),
             status,
         )
     typer.echo(f"{counted(sent, 'record')} written to {topic}", err=True)
@@ -315,13 +327,24 @@ def consume(
             help="Stop at the end that the topic has now, as kcat's -e; later records are left.",
         ),
     ] = False,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The schema registry: values, and keys with `--key schema`, are decoded by the "
+            "schemas they were written with, and printed as JSON. Needs everflow[schemas].",
+        ),
+    ] = None,
     output: Form = Output.text,
 ) -> None:
     """Print the committed records of a topic, one per line as key<TAB>value (json: an object with
     partition, offset, time and headers). Joins no group and commits nothing. On a terminal control
     characters are escaped; to a file or a pipe texts are written unchanged."""
-    from everflow.cli.records import json_of, partitions_of, records, text_of
+    from everflow.cli.records import json_of, partitions_of, records, registry_of, text_of
 
+    if schema is not None and value is Format.string:
+        value = Format.schema
+    registry = registry_of(schema, key, value)
     with cluster.connected() as (config, admin, status):
         partitions = partitions_of(admin, topic)
         starts = admin.list_offsets(
@@ -331,7 +354,7 @@ def consume(
         as_json, people = output is Output.json, sys.stdout.isatty()
         seen, shown = 0, json_of if as_json else text_of
         for record in records(config, starts, count, timeout, status, as_json, ends):
-            line = shown(record, key, value, window)
+            line = shown(record, key, value, window, registry)
             if people:
                 line = printable(line, keep="\t")
             typer.echo(line, color=True)  # else it takes colours out of what is piped

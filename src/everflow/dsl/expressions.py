@@ -18,8 +18,10 @@ from everflow.records import names_a_topic
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import normal_type, type_text
 from everflow.serdes.by_record import adopted, is_serde, no_serde
+from everflow.serdes.registered import bound_to
 from everflow.spark.expressions import analyse
-from everflow.topology.graph import ColumnExpr, EdgeType, column_names, same_type
+from everflow.topology.graph import CallLimits, ColumnExpr, EdgeType, column_names, same_type
+from everflow.windows import checked_ms
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs  # for the type checker only
@@ -36,6 +38,11 @@ _PYTHON_TYPES: dict[object, str] = {
 
 _PATTERN = re.compile(r"[*+?|()\[\]{}^$\\]")
 _A_COLUMN = re.compile(r"\w+(?:\.\w+)*")
+
+CALL_OPTIONS = ("concurrency", "timeout", "retries")
+CallOptions = tuple[Any, Any, Any]
+"""`CALL_OPTIONS` as the user gave them; None: left out."""
+ONE_BY_ONE: CallOptions = (None, None, None)
 
 Function = Callable[..., Any]
 Expression = Column | Function
@@ -148,6 +155,12 @@ def checked_serde(candidate: object, part: str, operator: str) -> Serde:
         raise TopologyError(
             f"{operator}: the type of {part}={candidate!r} is not one: {error}"
         ) from None
+
+
+def bound_serdes(serdes: tuple[Serde, Serde], topic: object) -> tuple[Serde, Serde]:
+    """Of key and value, with the topic that they are read from or written to."""
+    key, value = serdes
+    return bound_to(key, topic, "key"), bound_to(value, topic, "value")
 
 
 def fitting_serde(
@@ -273,6 +286,16 @@ def fields_from_options(
     return name, returns, fields
 
 
+def calls_from_options(
+    options: CallOptions, fields: dict[str, Column]
+) -> tuple[CallOptions, dict[str, Column]]:
+    """`CALL_OPTIONS`, and the fields with those of them that are Columns."""
+    given = dict(zip(CALL_OPTIONS, options, strict=True))
+    named = {name: value for name, value in given.items() if isinstance(value, Column)}
+    concurrency, timeout, retries = (given[n] if n not in named else None for n in CALL_OPTIONS)
+    return (concurrency, timeout, retries), {**named, **fields}
+
+
 # --- functions of the user in one shape, ``fn(key, value)``, in objects that workers get ----------
 # Built-in functions whose signature Python cannot tell (``int``, ``str``) get the value.
 
@@ -289,8 +312,74 @@ def required_parameters(fn: Function) -> int | None:
     return sum(1 for p in parameters if p.kind in positional and p.default is p.empty)
 
 
-def key_value_function(fn: Function, operator: str) -> Function:
-    """``fn`` as a function of key and value; TopologyError unless it takes one or two."""
+def is_awaited(fn: Function) -> bool:
+    """True for an ``async def``, also as a method, a partial, or a class's ``__call__``."""
+    return any(
+        inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one)
+        for one in (fn, getattr(fn, "__call__", None))  # noqa: B004
+    )
+
+
+SIDE_BY_SIDE = "map_values, flat_map_values, filter, filter_not, peek and for_each"
+MOST_CALLS = 10_000
+CALL_MS = 30_000
+"""The time-out of a call that names none."""
+
+
+def call_limits(fn: object, operator: str, options: CallOptions) -> CallLimits | None:
+    """How an operator calls ``fn``; None: one call after the other. TopologyError for what is no
+    such number, and for calls that Spark makes."""
+    concurrency, timeout, retries = options
+    asked = [name for name, value in zip(CALL_OPTIONS, options, strict=True) if value is not None]
+    if isinstance(fn, Column) or not callable(fn):
+        if asked:
+            raise TopologyError(
+                f"{operator}: {asked[0]}= is for a Python function, and here is a Column"
+            )
+        return None
+    awaited = is_awaited(fn)
+    if concurrency is None:
+        if awaited:
+            raise TopologyError(
+                f"{operator} found the async function {function_name(fn)}; say how many of its "
+                f"calls are made at a time: {operator}({function_name(fn)}, ..., concurrency=64)"
+            )
+        if asked:
+            raise TopologyError(
+                f"{operator}: {asked[0]}= is for calls that are made side by side; add "
+                f"concurrency=64, the number of calls at a time"
+            )
+        return None
+    if not _is_whole(concurrency) or not 1 <= concurrency <= MOST_CALLS:
+        raise TopologyError(
+            f"{operator}: concurrency is a number of calls from 1 to {MOST_CALLS:,}, found "
+            f"{concurrency!r}"
+        )
+    if retries is not None and (not _is_whole(retries) or retries < 0):
+        raise TopologyError(f"{operator}: retries is a number from 0 on, found {retries!r}")
+    timeout_ms = CALL_MS if timeout is None else checked_ms(timeout, f"{operator}: timeout", 1)
+    return CallLimits(concurrency, timeout_ms, 0 if retries is None else retries, awaited)
+
+
+def _is_whole(number: object) -> TypeIs[int]:
+    return isinstance(number, int) and not isinstance(number, bool)
+
+
+def refuse_awaited(fn: Function, operator: str) -> None:
+    """TopologyError for an async function where nobody awaits it."""
+    if is_awaited(fn):
+        raise TopologyError(
+            f"{operator} here calls no async function, found {function_name(fn)}; of a stream, "
+            f"{SIDE_BY_SIDE} do, with concurrency=: put the answer beside the value with "
+            f"map_values before"
+        )
+
+
+def key_value_function(fn: Function, operator: str, *, awaited: bool = False) -> Function:
+    """``fn`` as a function of key and value; TopologyError unless it takes one or two, and for an
+    async one unless it is ``awaited``."""
+    if not awaited:
+        refuse_awaited(fn, operator)
     count = required_parameters(fn)
     if count == 2:
         return fn
@@ -307,6 +396,7 @@ def check_parameters(fn: Function, names: Sequence[str], operator: str) -> None:
     refuse_pyspark(fn, operator)
     if not callable(fn):
         raise TopologyError(f"{operator} takes a function of ({', '.join(names)}), found {fn!r}")
+    refuse_awaited(fn, operator)
     count = required_parameters(fn)
     try:
         inspect.signature(fn).bind(*names)

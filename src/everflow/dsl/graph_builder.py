@@ -24,6 +24,7 @@ from everflow.state.store import StoreSpec
 from everflow.topology.arrival import hands_on_first, reaches_first, require_direct
 from everflow.topology.graph import (
     PREPARE,
+    CallLimits,
     ColumnExpr,
     EdgeType,
     FunctionNode,
@@ -394,8 +395,9 @@ class Stream:
         edge: Edge,
         *,
         changes_key: bool = False,
+        calls: CallLimits | None = None,
     ) -> Stream:
-        node = FunctionNode(name, (self.node,), edge.type, label, op, fn, changes_key)
+        node = FunctionNode(name, (self.node,), edge.type, label, op, fn, changes_key, calls)
         return self.behind(self.graph.add(node), edge, changes_key)
 
     def kept(

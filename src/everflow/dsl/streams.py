@@ -23,6 +23,7 @@ from pyspark.sql import Column, DataFrame
 
 from everflow.dsl.expressions import (
     Expression,
+    calls_from_options,
     check_name,
     checked_column,
     column_named,
@@ -119,8 +120,17 @@ class KStream(_StreamOrTable):
     # --- one record in, at most one out -----------------------------------------------------------
 
     @builder_call
-    def filter(self, predicate: Expression, *, name: str | None = None) -> KStream:
-        """Keeps the records for which ``predicate`` is true; NULL is not true. Keeps headers."""
+    def filter(
+        self,
+        predicate: Expression,
+        *,
+        concurrency: int | None = None,
+        timeout: Duration | None = None,
+        retries: int | None = None,
+        name: str | None = None,
+    ) -> KStream:
+        """Keeps the records for which ``predicate`` is true; NULL is not true. Keeps headers.
+        Calls: as in `map_values`."""
         return KStream(
             stateless.filtered(
                 self._stream,
@@ -128,12 +138,22 @@ class KStream(_StreamOrTable):
                 predicate,
                 name,
                 negate=False,
+                calls=(concurrency, timeout, retries),
             )
         )
 
     @builder_call
-    def filter_not(self, predicate: Expression, *, name: str | None = None) -> KStream:
-        """Keeps the records that ``filter`` drops, also with a NULL predicate. Keeps headers."""
+    def filter_not(
+        self,
+        predicate: Expression,
+        *,
+        concurrency: int | None = None,
+        timeout: Duration | None = None,
+        retries: int | None = None,
+        name: str | None = None,
+    ) -> KStream:
+        """Keeps the records that ``filter`` drops, also with a NULL predicate. Keeps headers.
+        Calls: as in `map_values`."""
         return KStream(
             stateless.filtered(
                 self._stream,
@@ -141,6 +161,7 @@ class KStream(_StreamOrTable):
                 predicate,
                 name,
                 negate=True,
+                calls=(concurrency, timeout, retries),
             )
         )
 
@@ -167,16 +188,27 @@ class KStream(_StreamOrTable):
         mapper: Expression | None = None,
         *,
         returns: object = None,
+        concurrency: int | Column | None = None,
+        timeout: Duration | Column | None = None,
+        retries: int | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
         """Computes a new value under the same key, from a Column, ``field=Column`` arguments (a
         struct), or a function with ``returns=``.
 
-        An argument ``name`` or ``returns`` that is a Column is a field; otherwise it is the option.
-        Keeps headers.
+        ``concurrency``: an ``async def`` or a plain function, which waits for a service, is called
+        for up to so many records of a micro-batch at a time; results keep the order of the records.
+        A plain function is then called by several threads at once. A call that takes longer than
+        ``timeout`` (30 s) fails with TimeoutError; what may pass, as in `RetryOutages`, is tried
+        again ``retries`` times (0), after 0.1 s, 0.2 s, ... 5 s. After a failure of the batch
+        a call may be made again, also under exactly-once.
+
+        An argument such as ``name`` or ``returns`` that is a Column is a field; otherwise it is the
+        option. Keeps headers.
         """
         node_name, returns, fields = fields_from_options(name, returns, fields)
+        calls, fields = calls_from_options((concurrency, timeout, retries), fields)
         return KStream(
             stateless.values_mapped(
                 self._stream,
@@ -184,6 +216,7 @@ class KStream(_StreamOrTable):
                 fields,
                 returns,
                 node_name,
+                calls,
             )
         )
 
@@ -196,24 +229,37 @@ class KStream(_StreamOrTable):
         return KStream(stateless.keyed(self._stream, "select_key", mapper, returns, name))
 
     @builder_call
-    def peek(self, action: Callable[..., object], *, name: str | None = None) -> KStream:
+    def peek(
+        self,
+        action: Callable[..., object],
+        *,
+        concurrency: int | None = None,
+        timeout: Duration | None = None,
+        retries: int | None = None,
+        name: str | None = None,
+    ) -> KStream:
         """Calls ``action`` for every record and passes the record on. After a failure ``action``
-        may be called again for a record, also under exactly-once. Keeps headers."""
+        may be called again for a record, also under exactly-once. Keeps headers. Calls: as in
+        `map_values`."""
+        calls = (concurrency, timeout, retries)
         return KStream(
-            stateless.called_for_effect(
-                self._stream,
-                "PEEK",
-                "peek",
-                action,
-                name,
-            )
+            stateless.called_for_effect(self._stream, "PEEK", "peek", action, name, calls)
         )
 
     @builder_call
-    def for_each(self, action: Callable[..., object], *, name: str | None = None) -> None:
+    def for_each(
+        self,
+        action: Callable[..., object],
+        *,
+        concurrency: int | None = None,
+        timeout: Duration | None = None,
+        retries: int | None = None,
+        name: str | None = None,
+    ) -> None:
         """Calls ``action`` for every record; returns no stream. After a failure ``action`` may be
-        called again for a record, also under exactly-once."""
-        stateless.called_for_effect(self._stream, "FOREACH", "for_each", action, name)
+        called again for a record, also under exactly-once. Calls: as in `map_values`."""
+        calls = (concurrency, timeout, retries)
+        stateless.called_for_effect(self._stream, "FOREACH", "for_each", action, name, calls)
 
     # --- one record in, any number out ------------------------------------------------------------
 
@@ -232,12 +278,20 @@ class KStream(_StreamOrTable):
 
     @builder_call
     def flat_map_values(
-        self, mapper: Expression, *, returns: object = None, name: str | None = None
+        self,
+        mapper: Expression,
+        *,
+        returns: object = None,
+        concurrency: int | None = None,
+        timeout: Duration | None = None,
+        retries: int | None = None,
+        name: str | None = None,
     ) -> KStream:
         """Emits any number of values per record under the same key, from an array Column, or a
         function that returns an iterable of values with ``returns=`` (the type of one value). Keeps
-        headers."""
-        return KStream(stateless.values_flat_mapped(self._stream, mapper, returns, name))
+        headers. Calls: as in `map_values`; an async generator gives its values."""
+        calls = (concurrency, timeout, retries)
+        return KStream(stateless.values_flat_mapped(self._stream, mapper, returns, name, calls))
 
     # --- several streams --------------------------------------------------------------------------
 

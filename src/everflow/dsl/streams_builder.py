@@ -19,6 +19,7 @@ from everflow import serdes
 from everflow.dsl.expressions import (
     Edge,
     Expression,
+    bound_serdes,
     checked_serde,
     function_name,
     is_column,
@@ -237,7 +238,9 @@ class StreamsBuilder(Telling):
         if not topics:
             raise TopologyError(f"{operator} needs at least one topic")
         reset = reset_of(arguments["offset_reset"])
-        key_serde, value_serde = _serdes(operator, arguments["key"], arguments["value"])
+        pair = _serdes(operator, arguments["key"], arguments["value"])
+        first = topics[0] if not isinstance(arguments.get("topics"), re.Pattern) else None
+        key_serde, value_serde = bound_serdes(pair, first)
         edge = Edge.of(key_serde, value_serde)
         pattern = arguments.get("topics")
         reading = Reading(

@@ -104,6 +104,7 @@ class GateBook:
         self._open: dict[str, OpenBatch] = {}
         self._answered: set[str] = set()
         self._abandoned: set[int] = set()
+        self._hurried: set[int] = set()
         self._pids: dict[int, dict[str, int]] = {}
 
     def own(self, tasks: Iterable[TaskId]) -> None:
@@ -177,6 +178,23 @@ class GateBook:
                 del self._open[batch.batch_id]
                 self._answered.discard(batch.batch_id)
 
+    def hurry(self, thread: int) -> None:
+        """The batches of this stream thread are to end early, until `at_leisure`: those that wait
+        for calls to the outside (note 070)."""
+        with self._lock:
+            self._hurried.add(thread)
+
+    def at_leisure(self, thread: int) -> None:
+        """Nobody waits for this stream thread any more."""
+        with self._lock:
+            self._hurried.discard(thread)
+
+    def wanted(self, batch_id: str) -> bool:
+        """Whether a batch is in flight and may take its time."""
+        with self._lock:
+            batch = self._open.get(batch_id)
+            return batch is not None and batch.thread not in self._hurried
+
     def hello(self, batch_id: str, slot: str, pid: int) -> bool:
         """Record a worker process; False if the batch is not in flight: the worker must stop."""
         with self._lock:
@@ -235,6 +253,8 @@ def answer(
     op, batch_id = question.get("op"), str(question.get("batch"))
     if op == "hello":
         return {"ok": book.hello(batch_id, str(question["slot"]), int(question["pid"]))}
+    if op == "wanted":
+        return {"ok": book.wanted(batch_id)}
     if op == "clients":
         clients = backend.clients
         return {"ok": True, "reader": dict(clients.reader), "producer": dict(clients.producer)}

@@ -11,6 +11,7 @@ from functools import partial
 from everflow.clock import Clock, Deadline
 from everflow.config import StreamsConfig
 from everflow.errors import (
+    ConfigError,
     InternalTopicError,
     MigrationError,
     RetriableError,
@@ -38,11 +39,17 @@ from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying, waiting
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.compatibility import layouts_to_keep, require_read, require_readable, retyped
-from everflow.topology.graph import Graph, SourceNode, extractor_named
+from everflow.topology.graph import FunctionNode, Graph, SourceNode, extractor_named
 from everflow.topology.grown_topics import grown_topics, misfits, read_before, with_shares
 from everflow.topology.idle_sources import bytes_for_layouts, require_metadata_fits
 from everflow.topology.patterns import TopicGrowth, pattern_sources, with_topics
-from everflow.topology.plan import PhysicalPlan, emitting_every_update, plan, with_default_extractor
+from everflow.topology.plan import (
+    NodeOp,
+    PhysicalPlan,
+    emitting_every_update,
+    plan,
+    with_default_extractor,
+)
 from everflow.topology.program import Topology
 from everflow.topology.store_layouts import (
     fingerprint,
@@ -59,6 +66,7 @@ from everflow.topology.subtopologies import (
     internal_names,
     internal_topics,
 )
+from everflow.user_program import place
 
 log = logging.getLogger("everflow")
 
@@ -138,7 +146,30 @@ def extended(blueprint: Blueprint, growth: TopicGrowth, config: StreamsConfig) -
 
 def _planned(topology: Graph, subs: SubTopologies, config: StreamsConfig) -> PhysicalPlan:
     chosen = emitting_every_update(topology) if config.emit_every_update else topology
-    return plan(chosen, subs.index_of, config.application_id)
+    planned = plan(chosen, subs.index_of, config.application_id)
+    require_calls_fit(planned, config)
+    return planned
+
+
+def require_calls_fit(planned: PhysicalPlan, config: StreamsConfig) -> None:
+    """ConfigError for operators whose calls to the outside may outlast a batch (note 070)."""
+    nodes = [op.node for op in planned.ops if isinstance(op, NodeOp)]
+    functions = [node for node in nodes if isinstance(node, FunctionNode)]
+    longest = {node: node.calls.longest_ms for node in functions if node.calls is not None}
+    left_ms = config.max_poll_interval_ms - config.batches().target_ms
+    if sum(longest.values()) <= left_ms:
+        return
+    lines = "".join(
+        f"\n  {node.name} up to {ms / 1000:g} s"
+        + ("" if node.where is None else f", at {place(node.where)}")
+        for node, ms in longest.items()
+    )
+    raise ConfigError(
+        f"The calls of a record may take longer than the {left_ms / 1000:g} s that "
+        f"max.poll.interval.ms leaves to a batch:{lines}\n"
+        f"  That is timeout= for each of retries= and one, and the pauses between them. Shorten "
+        f"timeout=, have fewer retries=, or raise max.poll.interval.ms."
+    )
 
 
 def _partitions_of(counts: Mapping[str, int]) -> list[TopicPartition]:

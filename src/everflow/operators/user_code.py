@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.errors import EverflowError
+from everflow.errors import EverflowError, FatalError, RetriableError
 from everflow.handlers import is_outage
 from everflow.records import ClockCall, EdgeBatch, Int64
 from everflow.serdes import Serde, SerdeError
@@ -119,7 +119,10 @@ def refused(
 ) -> dict[int, BaseException]:
     """The values that ``serde`` cannot write, by index, each with its own error, after
     `encode_array` raised ``error``; empty where each value by itself can be written. The first
-    outage is the last one, since every other value would wait for the same service."""
+    outage is the last one, since every other value would wait for the same service. Raises
+    ``error`` if it says of itself that no value is at fault, as a schema registry's."""
+    if isinstance(error, FatalError | RetriableError):
+        raise error
     known = error.index if isinstance(error, SerdeError) else None
     if known is not None and is_outage(error):
         return {known: error}

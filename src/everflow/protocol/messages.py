@@ -26,7 +26,9 @@ COMMITTED = "committed"
 ABORTED = "aborted"
 FAILED = "failed"
 RENEWED = "renewed"
-"""Of `BatchResult.counts`."""
+LEFT = "left"
+"""Of `BatchResult.counts`. `LEFT`: records that a batch has read and left to the next one, since
+the first of them have no answer of their calls yet (note 070)."""
 
 
 class BatchId(NamedTuple):
@@ -126,6 +128,8 @@ class BatchRequest:
     """The partitions of global tables, as they lie on this instance now."""
     transaction_timeout_ms: float | None = None
     """For so long the broker lets its transaction be open; None: not known."""
+    calls_ms: float | None = None
+    """For so long its operators begin calls to the outside (note 070); None: for ever."""
     most_bytes: int = UNBOUNDED_BYTES
     """Bytes of input that the batch may take (``max.batch.bytes``, or fewer): the reader ends
     there."""
@@ -253,6 +257,10 @@ class Printed(NamedTuple):
         )
 
 
+CALLS = "calls"
+"""The phase of a batch in which operators wait for calls to the outside (note 070)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchResult:
     """The report of a finished micro-batch.
@@ -263,14 +271,14 @@ class BatchResult:
         consumed: next offset to read, which may lie before the range's end.
         stream_times: task -> node -> ms.
         positions: task -> store -> next changelog offset.
-        counts: records ``in, out, changelog, dead_letters``; ``bytes`` of the input; and `RENEWED`:
-            how often its producer, tainted, asked for a new epoch (note 019).
+        counts: records ``in, out, changelog, dead_letters``; ``bytes`` of the input; `LEFT`; and
+            `RENEWED`: how often its producer, tainted, asked for a new epoch (note 019).
         dropped: node -> reason -> records that it left out.
         deferred_offsets: at-least-once only: the rebalancing group did not take the offsets; they
             go with the next batch.
         timings: ms spent by the worker: ``read`` (waiting for and reading its input),
-            ``operators``, ``write`` (records to the broker), ``gate``, ``offsets``, ``commit``,
-            ``apply``; and ``began``, the epoch ms at which it was called.
+            ``operators``, `CALLS`, ``write`` (records to the broker), ``gate``, ``offsets``,
+            ``commit``, ``apply``; and ``began``, the epoch ms at which it was called.
         blocked_ms: for so long its transaction was open while the broker was still ending the one
             before.
         left_out: the first few records that failed and that a handler left out, each in a line.

@@ -3,18 +3,21 @@
 ``serdes.string()``, ``serdes.long()``, ``serdes.json("carrier string, delay double")``, ...;
 formats are Java's, so that topics and changelogs can be shared with Kafka Streams applications.
 `base` defines a serde; `primitives`, `lists`, `json_serde`, `packed` and `windowed` are the kinds;
-`schema` reads types from text, `arrow_types` checks Python values.
-May import layer 0, Arrow and orjson. Pure; driver and workers run it.
+`schema` reads types from text, `arrow_types` checks Python values. `registered` is what the serdes
+of a schema registry share (note 069): `avro_serde`, `protobuf_serde`, `json_schema_serde`.
+May import layer 0, Arrow and orjson; `registry` alone asks anybody. Driver and workers run it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from everflow.foreign_names import telling
-from everflow.serdes import lists
+from everflow.serdes import lists, making
+from everflow.serdes.avro_serde import AvroSerde
 from everflow.serdes.base import Serde, SerdeError
 from everflow.serdes.by_record import adopted, no_serde
 from everflow.serdes.json_serde import JsonSerde
@@ -31,6 +34,7 @@ from everflow.serdes.schema import arrow_type
 from everflow.serdes.windowed import SessionWindowedSerde, TimeWindowedSerde
 
 __all__ = [
+    "AvroSerde",
     "BooleanSerde",
     "BytesSerde",
     "DoubleSerde",
@@ -44,6 +48,7 @@ __all__ = [
     "StringSerde",
     "TimeWindowedSerde",
     "arrow_type",
+    "avro",
     "boolean",
     "bytes_",
     "double",
@@ -51,9 +56,11 @@ __all__ = [
     "from_type",
     "int_",
     "json",
+    "json_schema",
     "list_",
     "long",
     "packed",
+    "protobuf",
     "session_windowed",
     "short",
     "string",
@@ -113,6 +120,79 @@ def json(schema: Any) -> Serde:
     Raises SerdeError, which names the place in the text, if the schema cannot be read.
     """
     return JsonSerde(arrow_type(schema))
+
+
+def avro(
+    schema: str | Mapping[str, Any] | Sequence[Any] | None = None,
+    *,
+    registry: str | Mapping[str, str] | None = None,
+    subject: str | None = None,
+    strategy: str = "topic",
+    references: Sequence[tuple[str, str, int]] = (),
+    auto_register: bool = False,
+    header_id: bool = False,
+) -> Serde:
+    """Avro of ``schema``, its JSON as text or as Python values; None: the latest version of
+    ``subject``, which is asked for now.
+
+    ``registry``: its URL, or a dict of Kafka's settings (``schema.registry.url``,
+    ``basic.auth.user.info``, ...); then the schema's id stands before each value, as Confluent's
+    serializers write it, and records are read by the schema that they were written with. None: the
+    values are bare. ``strategy``: of the subject's name, ``topic``, ``record`` or ``topic-record``.
+    ``references``: (name, subject, version) of schemas that this one names. ``auto_register``:
+    writes register a schema that is not there. ``header_id``: sinks write the schema's GUID into a
+    header of the record, and the value bare (Kafka's ``HeaderSchemaIdSerializer``).
+
+    Needs ``everflow[schemas]``. Raises SerdeError for a schema that is none, that contains itself,
+    or with a type that no column has; ConfigError for a setting; SchemaError or RetriableError as
+    the registry answers.
+    """
+    made = making.Asked.of(
+        "AVRO", registry, subject, strategy, references, auto_register, header_id
+    )
+    return making.avro(schema, made)
+
+
+def protobuf(
+    message: Any = None,
+    *,
+    registry: str | Mapping[str, str] | None = None,
+    subject: str | None = None,
+    strategy: str = "topic",
+    references: Sequence[tuple[str, str, int]] = (),
+    auto_register: bool = False,
+    header_id: bool = False,
+) -> Serde:
+    """Protobuf of ``message``: a class that protoc has generated, or the name of a message in the
+    latest schema of ``subject`` (None: its first message), which is asked for now.
+
+    The other arguments, what it needs and what it raises as in `avro`.
+    """
+    made = making.Asked.of(
+        "PROTOBUF", registry, subject, strategy, references, auto_register, header_id
+    )
+    return making.protobuf(message, made)
+
+
+def json_schema(
+    schema: str | Mapping[str, Any] | None = None,
+    *,
+    registry: str | Mapping[str, str] | None = None,
+    subject: str | None = None,
+    strategy: str = "topic",
+    references: Sequence[tuple[str, str, int]] = (),
+    auto_register: bool = False,
+    header_id: bool = False,
+) -> Serde:
+    """JSON of a JSON Schema, its text or a dict; None: the latest version of ``subject``, which is
+    asked for now. Values are read and written as `json` does.
+
+    The other arguments, what it needs and what it raises as in `avro`.
+    """
+    made = making.Asked.of(
+        "JSON", registry, subject, strategy, references, auto_register, header_id
+    )
+    return making.json_schema(schema, made)
 
 
 def time_windowed(inner: Serde, size_ms: int) -> Serde:

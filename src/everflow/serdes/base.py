@@ -26,7 +26,7 @@ def of_a_registry(data: bytes) -> str | None:
     number = int.from_bytes(data[1:REGISTRY_HEAD], "big")
     return (
         f"it was written with a schema registry (schema id {number}): five bytes stand before "
-        f"the data. Read it with a serde of your own that calls the registry's client"
+        f"the data. Read it with serdes.avro, serdes.protobuf or serdes.json_schema and registry="
     )
 
 
@@ -220,7 +220,7 @@ def _naming_first(data: pa.Array, decode: Callable[[pa.Array], pa.Array]) -> pa.
         raise
 
 
-_BY_COLUMN = frozenset({"json", "packed"})
+_BY_COLUMN = frozenset({"json", "packed", "avro", "protobuf", "json_schema"})
 """Kinds of serdes whose `encode` is `encode_one`."""
 
 

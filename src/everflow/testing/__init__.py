@@ -1,7 +1,8 @@
 """The test kit, for users too: a driver without a broker, a real broker, waits for conditions.
 
 What is here is public. The driver is in `topology_test_driver`, `topics` and `store_views`;
-`broker` has one broker and three, `kafka_proxy` brings faults between them and their clients.
+`broker` has one broker and three, `kafka_proxy` brings faults between them and their clients,
+`schema_registry` keeps schemas.
 May import everything; nothing below imports it.
 """
 
@@ -16,6 +17,7 @@ from everflow.testing.waiting import wait_until
 
 if TYPE_CHECKING:
     from everflow.testing.kafka_proxy import KafkaProxy, WireFault
+    from everflow.testing.schema_registry import SchemaRegistry
     from everflow.testing.store_views import (
         KeyValueView,
         SessionView,
@@ -34,6 +36,7 @@ __all__ = [
     "KafkaProxy",
     "KeyValueView",
     "OutputTopic",
+    "SchemaRegistry",
     "SessionView",
     "TestRecord",
     "TopologyTestDriver",
@@ -51,6 +54,7 @@ _LATER = {
         ("KeyValueView", "SessionView", "ValueAndTimestamp", "VersionedView", "WindowView"),
         "everflow.testing.store_views",
     ),
+    "SchemaRegistry": "everflow.testing.schema_registry",
     "TopologyTestDriver": "everflow.testing.topology_test_driver",
 }
 

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from everflow.exact_texts import epoch_ms
 from everflow.foreign_names import Telling
 from everflow.serdes import Serde
+from everflow.serdes.registered import Registered
+from everflow.serdes.wire_format import identified
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -168,7 +170,16 @@ class OutputTopic(Telling):
             raise LookupError(f"no more records in topic {self._topic!r}")
         raw = self._records.popleft()
         return TestRecord(
-            self._key.decode(raw.key), self._value.decode(raw.value), raw.timestamp, raw.headers
+            self._decoded(self._key, raw.key, raw.headers, "key"),
+            self._decoded(self._value, raw.value, raw.headers, "value"),
+            raw.timestamp,
+            raw.headers,
+        )
+
+    @staticmethod
+    def _decoded(serde: Serde, data: bytes | None, headers: Headers, part: str) -> Any:
+        return serde.decode(
+            identified(data, headers, part) if isinstance(serde, Registered) else data
         )
 
     def read_value(self) -> Any:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from everflow.clock import in_utc
 from everflow.columns.key_partitions import MURMUR2, java_partitions
 from everflow.config import EXACTLY_ONCE_V2
-from everflow.dsl.expressions import checked_serde
+from everflow.dsl.expressions import bound_serdes, checked_serde
 from everflow.dsl.lowering.stateless import key_partitioner_of
 from everflow.errors import TopologyError, naming_the_line
 from everflow.exact_texts import exact_ms
@@ -239,7 +239,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         created = InputTopic(
             self._pipe,
             topic,
-            _serdes("create_input_topic", key, value),
+            bound_serdes(_serdes("create_input_topic", key, value), topic),
             start_ms,
             advance_ms,
             self._topics.places(topic, key, key_partitioner_of(partitioner, "create_input_topic")),
@@ -253,7 +253,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         topic. Raises TopologyError if the topology does not write ``topic`` (unless a `to` chooses
         the topic per record), or if ``key`` or ``value`` is not a serde."""
         found = self._outputs.of(topic)
-        return OutputTopic(found, topic, _serdes("create_output_topic", key, value))
+        pair = _serdes("create_output_topic", key, value)
+        return OutputTopic(found, topic, bound_serdes(pair, topic))
 
     def produced_topics(self) -> set[str]:
         """Full names of the topics written to since the start or the last `reset`: outputs,

@@ -382,11 +382,12 @@ def _of_op(op: PlanOp | TimeOp) -> Iterator[ExecutionPath]:
                 f"times by {type(extractor).__name__}",
                 op.where,
             )
-        case NodeOp(node=FunctionNode(fn=fn)):
+        case NodeOp(node=FunctionNode(fn=fn, calls=calls)):
+            many = "" if calls is None else f", up to {calls.concurrency} at a time"
             yield ExecutionPath(
                 op.name,
                 PYTHON,
-                f"calls {_texts(fn)} for each record",
+                f"calls {_texts(fn)} for each record{many}",
                 op.where,
             )
         case AskOp():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, replace
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from everflow.columns.computation import ArrowExpression
 from everflow.records import HEADERS, ClockCall, EdgeBatch, TasksResult
+from everflow.retry import pauses_ms
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import normal_type, type_text
 from everflow.serdes.base import ResultDecoder
@@ -265,6 +267,22 @@ class ProjectNode(Node):
     changes_key: bool = False
 
 
+class CallLimits(NamedTuple):
+    """Calls of an operator's function within a micro-batch (note 070): ``concurrency`` of them at a
+    time, each attempt of ``timeout_ms`` at most, with ``retries`` of what may pass. ``awaited``: an
+    ``async def``; else a plain function, called on threads."""
+
+    concurrency: int
+    timeout_ms: int
+    retries: int
+    awaited: bool
+
+    @property
+    def longest_ms(self) -> float:
+        """Of one record: all attempts and the pauses between them."""
+        return self.timeout_ms * (self.retries + 1) + sum(islice(pauses_ms(), self.retries))
+
+
 @dataclass(frozen=True)
 class FunctionNode(Node):
     """Stateless Python operator, runs in a step. ``op`` is one of filter, filter_not, map,
@@ -273,13 +291,15 @@ class FunctionNode(Node):
     ``fn(key, value)`` gets Python objects (dicts for structs, a `Windowed` for a windowed key).
     Results: filter*, branch -> truthy; map -> (key, value); map_values -> value; select_key ->
     key; flat_map -> iterable of (key, value); flat_map_values -> iterable of values; deduplicate ->
-    an id. What branch and deduplicate give goes on `beside` the value.
+    an id. What branch and deduplicate give goes on `beside` the value. ``calls``: side by side;
+    None: one after the other.
     """
 
     label: str
     op: str
     fn: Callable[..., Any]
     changes_key: bool = False
+    calls: CallLimits | None = None
 
 
 def beside(answer: pa.DataType, value: pa.DataType) -> pa.DataType:

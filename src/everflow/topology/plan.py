@@ -21,6 +21,7 @@ from everflow.errors import TopologyError
 from everflow.records import TaskId
 from everflow.serdes import BytesSerde, Serde
 from everflow.serdes.base import ResultDecoder, decode_one, value_reader
+from everflow.serdes.registered import Registered, in_front
 from everflow.state.store import StoreSpec
 from everflow.topology.arrival import Ways, in_order_of_arrival, together, ways_in_turn, ways_to
 from everflow.topology.graph import (
@@ -362,6 +363,15 @@ class PhysicalPlan:
     def functions(self) -> bool:
         """True if it calls the user's Python functions: nobody knows what a call costs."""
         return any(map(_has_function, (*self.times, *self.ops)))
+
+    @property
+    def asking(self) -> frozenset[int]:
+        """All sub-topologies, if an operator calls services: what comes while calls are under way
+        is called, too, whichever task it is for (note 070)."""
+        nodes = (op.node for op in self.ops if isinstance(op, NodeOp))
+        if any(isinstance(node, FunctionNode) and node.calls is not None for node in nodes):
+            return frozenset(source.subtopology for source in self.sources)
+        return frozenset()
 
     @property
     def wall_clocks(self) -> Mapping[int, int]:
@@ -794,8 +804,8 @@ class _Planner:
             name=node.name,
             topic=topic,
             partitioner=None if partitioner == MURMUR2 else partitioner,
-            key_serde=node.key_serde,
-            value_serde=node.value_serde,
+            key_serde=in_front(node.key_serde) if repartition else node.key_serde,
+            value_serde=in_front(node.value_serde) if repartition else node.value_serde,
             drop_null_keys=repartition and not self._null_keys_are_taken(node),
             inputs=inputs,
             where=node.where,
@@ -876,6 +886,7 @@ class _Planner:
         return any(
             (isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator))
             or (isinstance(node, SinkNode) and node.kind != "repartition")
+            or (isinstance(node, SourceNode) and _may_have_ids(node))
             or (
                 isinstance(node, SourceNode)
                 and isinstance(node.reading.timestamp, TimeFunction)
@@ -883,3 +894,9 @@ class _Planner:
             )
             for node in self._topology.nodes
         )
+
+
+def _may_have_ids(source: SourceNode) -> bool:
+    """Ids of a schema registry may stand in the headers of its records."""
+    serdes = (source.key_serde, source.value_serde)
+    return any(isinstance(one, Registered) and one.registry is not None for one in serdes)

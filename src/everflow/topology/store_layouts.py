@@ -30,6 +30,7 @@ from everflow.serdes import (
 from everflow.serdes.arrow_types import normal_type, type_text
 from everflow.serdes.by_record import ByRecord
 from everflow.serdes.lists import ListSerde
+from everflow.serdes.registered import Registered
 from everflow.serdes.windowed import SessionWindowedSerde, TimeWindowedSerde
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import GlobalTableNode, Graph, SourceNode
@@ -75,6 +76,11 @@ def serde_words(serde: Serde, folds: tuple[str, ...] = (), *, key: bool = False)
         return f"list of {serde_words(serde.inner, key=key)}"
     if isinstance(serde, JsonSerde):
         return f"{_words(serde.type, folds, ordered=key, ordered_inside=key)} as JSON"
+    if isinstance(serde, Registered):
+        # Values are read by the names of their fields; of keys the id of the schema is a part.
+        schema = f" {digest([serde.schema.form])}" if key else ""
+        words = _words(serde.type, folds, ordered=key, ordered_inside=key)
+        return f"{words} as {serde.format_name}{schema}"
     if isinstance(serde, _NAMED_BY_TYPE):
         # Inside a packed field there is JSON.
         return _words(serde.type, folds, ordered=True, ordered_inside=key)

@@ -42,6 +42,8 @@ from everflow.records import (
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.json_serde import JsonSerde
+from everflow.serdes.registered import Registered
+from everflow.serdes.wire_format import with_header, without_ids
 from everflow.topology.batches import BatchInput, as_text, concat
 from everflow.topology.partitioners import KeyPartitioner, partitioner_name, partitions_of
 from everflow.topology.plan import DEAD_LETTER_SLOT, DEAD_LETTER_TYPE, PhysicalPlan
@@ -322,6 +324,7 @@ def decoded_records(
     """Raw records of a source -> the decoded ones, and those that are left out, in their own bytes:
     also those with an ``odd`` time, and ``unread`` ones (row: why). Raises as `Judge.letters`."""
     faults: dict[int, Fault] = judge.skipped_rows(source, raw)
+    headers = raw.headers
     if odd:
         for row, far in far_times(source, raw).items():
             faults[row] = _fault(source, raw, row, far, str(far), "fatal", far.code)
@@ -331,6 +334,9 @@ def decoded_records(
     ):
         errors: dict[int, BaseException] = {}
         try:
+            if isinstance(serde, Registered) and serde.registry is not None:
+                column = with_header(column, raw.headers, part)
+                headers = without_ids(headers, part)
             decoded = _decoded(serde, column, errors)
         except RetriableError as outage:  # of a schema registry: no other source waits for it
             mine = (source.log(int(one)) for one in np.unique(raw.partition))
@@ -345,7 +351,7 @@ def decoded_records(
     for row, reason in (unread or {}).items():
         why = f"the record cannot be read: {_why(reason)}"
         faults[row] = _fault(source, raw, row, reason, why)
-    good = raw.with_columns(key, decoded)
+    good = replace(raw.with_columns(key, decoded), headers=headers)
     if not faults:
         return good, judge.letters(source, raw, {})
     keep = np.ones(len(raw), dtype=bool)
@@ -357,7 +363,7 @@ def _decoded(serde: Serde, raw: pa.Array, errors: dict[int, BaseException]) -> p
     """The column, null where ``errors`` now says why."""
     if serde.kind == "string":
         return as_text(raw)
-    if isinstance(serde, JsonSerde):
+    if isinstance(serde, JsonSerde | Registered):
         column, bad = serde.decode_marked(raw)
         errors.update(bad)
         return column
@@ -422,7 +428,10 @@ def _fault(
     return Fault(failure, error)
 
 
-_WITH_SCHEMAS = ("json", "packed", "list", "time_windowed", "session_windowed")
+_WITH_SCHEMAS = (
+    *("json", "packed", "list", "time_windowed", "session_windowed"),
+    *("avro", "protobuf", "json_schema"),
+)
 
 
 def _called(serde: Serde) -> str:

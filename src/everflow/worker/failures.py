@@ -145,6 +145,8 @@ class RecordFailure(EverflowError):
     others: tuple[RecordFailure, ...] = ()
     before_state = False
     """Whether no operator had read a store before in the batch."""
+    ends: Mapping[TopicPartition, int] | None = None
+    """See `CallsEnded`."""
     searchable = False
     """Whether it may fail on others, too, or on another record: checked stores are to tell."""
 
@@ -176,6 +178,20 @@ class FailedRows(Exception):
     def __init__(self, rows: Mapping[int, BaseException]) -> None:
         super().__init__(len(rows))
         self.rows = rows
+
+
+class CallsEnded(Exception):
+    """The batch is to end at these offsets: before the first record of each partition that was not
+    called, since the time for calls is over (note 070). Never shown to users."""
+
+    def __init__(self, ends: Mapping[TopicPartition, int]) -> None:
+        super().__init__(dict(ends))
+        self.ends = ends
+
+
+class MoreRecords(Exception):
+    """No call of the batch can be committed yet, and records have come whose calls may begin: it is
+    run again with them (note 070). Never shown to users."""
 
 
 class DescribedFailure(EverflowError):

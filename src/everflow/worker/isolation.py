@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,8 @@ from everflow.serdes import SerdeError
 from everflow.topology.batches import BatchInput, KnownResults
 from everflow.worker.decode import Fault, Judge, LogDecoder
 from everflow.worker.failures import (
+    CallsEnded,
+    MoreRecords,
     RecordFailure,
     Sources,
     SparkSays,
@@ -48,6 +50,7 @@ _OF_DATA = (
 """What an operator raises because of a record or an entry: no fault of memory, disk or broker."""
 
 _T = TypeVar("_T")
+_Read = Mapping[TopicPartition, LogColumns]
 Trial = Callable[[BatchRequest, StepResult], None]
 """Checks what a run would write, of which nothing comes; raises where that is to fail."""
 
@@ -60,15 +63,28 @@ def anything(request: BatchRequest, result: StepResult) -> None:
     """The `Trial` of a run that is only to compute."""
 
 
+class Arriving(Protocol):
+    """Records that come while calls of their batch are under way (note 070)."""
+
+    def joined(self, request: BatchRequest, read: _Read) -> tuple[BatchRequest, _Read]:
+        """With those that have come."""
+
+    def close(self, calls: bool) -> None:
+        """The batch has become shorter: none may be added. ``calls``: because records have no
+        answer yet."""
+
+
 @dataclass(frozen=True)
 class Isolated:
-    """One decoded batch. ``stores``: the node that reads each; ``timings`` get decoding's ms."""
+    """One decoded batch. ``stores``: the node that reads each; ``timings`` get decoding's ms.
+    ``arriving``: of a step whose calls outlive batches."""
 
     decoder: LogDecoder
     stores: Mapping[str, str] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     known: KnownResults = field(default_factory=KnownResults)
     """What functions gave in the runs of the batch so far: none is called twice for a record."""
+    arriving: Arriving | None = None
 
     def run(
         self,
@@ -90,9 +106,19 @@ class Isolated:
                 if blamed is None:
                     raise
                 raise blamed from error
+            except MoreRecords:
+                assert self.arriving is not None
+                request, read = self.arriving.joined(request, read)
+                continue
+            except CallsEnded as over:
+                request, read = self._shorter(_until(request, read, over.ends), calls=True)
+                continue
             except Exception as error:
                 if (away := serde_outage(error)) is not None:
                     raise away from error
+                if isinstance(error, RecordFailure) and error.ends is not None:
+                    request, read = self._shorter(_until(request, read, error.ends), calls=True)
+                    search = replace(search, request=request, read=read)
                 faults = named(error)
                 if faults and self._unsure(error):
                     # Its record may only have the key of an entry that cannot be read, and others
@@ -111,7 +137,14 @@ class Isolated:
                     raise  # it fails although its record is left out
             runs += 1
             if runs % HALVED_AFTER == 0:
-                request, read = _halved(request, read)
+                request, read = self._shorter(_halved(request, read), calls=False)
+
+    def _shorter(
+        self, shorter: tuple[BatchRequest, _Read], *, calls: bool
+    ) -> tuple[BatchRequest, _Read]:
+        if self.arriving is not None:
+            self.arriving.close(calls)
+        return shorter
 
     def decoded(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> BatchInput:
         with timed(self.timings, "decode"):
@@ -317,9 +350,17 @@ def _halved(
     request: BatchRequest, read: Mapping[TopicPartition, LogColumns]
 ) -> tuple[BatchRequest, Mapping[TopicPartition, LogColumns]]:
     """The first half of each partition; at least a record of each."""
-    ends = {tp: wanted.end for tp, wanted in request.ranges.items()}
-    for tp, columns in read.items():
-        half = len(columns) // 2
-        if half:
-            ends[tp] = int(columns.offsets[half])
-    return request.ending(ends), {tp: columns.before(ends[tp]) for tp, columns in read.items()}
+    halves = {tp: len(columns) // 2 for tp, columns in read.items()}
+    return _until(
+        request, read, {tp: int(read[tp].offsets[half]) for tp, half in halves.items() if half}
+    )
+
+
+def _until(
+    request: BatchRequest,
+    read: Mapping[TopicPartition, LogColumns],
+    ends: Mapping[TopicPartition, int],
+) -> tuple[BatchRequest, Mapping[TopicPartition, LogColumns]]:
+    """What lies before these offsets; of other partitions all."""
+    until = {tp: ends.get(tp, wanted.end) for tp, wanted in request.ranges.items()}
+    return request.ending(until), {tp: columns.before(until[tp]) for tp, columns in read.items()}

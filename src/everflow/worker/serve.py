@@ -32,6 +32,7 @@ from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.memory import SpareMemory, Taken, of_this_process, trim_of_libc
 from everflow.protocol.messages import (
     FAILED,
+    LEFT,
     BatchRequest,
     BatchResult,
     GateAnswer,
@@ -50,6 +51,7 @@ from everflow.state.store_meta import Owner
 from everflow.state.task_directory import distrust
 from everflow.topology.batches import BatchInput
 from everflow.travel.pickled_objects import PickledObjects
+from everflow.worker.calls import SideBySide, close_event_loop, keep_calls
 from everflow.worker.columns import ColumnClient
 from everflow.worker.crash_points import ENVIRONMENT_VARIABLE, reached
 from everflow.worker.decode import LogDecoder
@@ -101,6 +103,11 @@ class GateClient:
         """False: the driver is gone or the batch is not current; the caller must not go on."""
         answer = self._ask({"op": "hello", "batch": batch, "slot": slot, "pid": pid})
         return bool(answer.get("ok"))
+
+    def wanted(self, batch: str) -> bool:
+        """Whether ``batch`` may take its time; False: its thread has a task to hand over, or is to
+        stop, or the driver is gone."""
+        return bool(self._ask({"op": "wanted", "batch": batch}).get("ok"))
 
     def clients(self) -> WorkerClients:
         """Settings of the clients that this process opens. ConnectionError where the driver is
@@ -195,6 +202,11 @@ def announce(request: BatchRequest) -> None:
         raise BatchUnwantedError(
             f"the driver no longer runs batch {request.batch_id}; nothing was written"
         )
+
+
+def wanted(request: BatchRequest) -> bool:
+    """See `GateClient.wanted`."""
+    return _gate(request.gate).wanted(request.batch_id)
 
 
 _retained = RetainedPages()
@@ -296,6 +308,44 @@ STOP = b"stop\n"
 
 
 @dataclass(kw_only=True)
+class Arrivals:
+    """Of one batch: `isolation.Arriving`. ``read``: all that was read of its logs; ``bounds``:
+    where its ranges may end at the latest."""
+
+    reader: RangeReader
+    read: dict[TopicPartition, LogColumns]
+    ends: dict[TopicPartition, int]
+    bounds: Mapping[TopicPartition, int]
+    left_bytes: int
+    unanswered: bool = False
+    """The batch has ended before records whose calls have no answer yet."""
+    _closed: bool = False
+
+    def here(self) -> bool:
+        """Whether records have come behind those that were read; they are read now."""
+        open_ = {tp: end for tp, end in self.bounds.items() if self.ends[tp] < end}
+        if self._closed or self.left_bytes <= 0 or not open_:
+            return False
+        came = self.reader.further(open_, self.left_bytes)
+        self.ends.update(came.ends)
+        for tp, columns in came.columns.items():
+            self.read[tp] = LogColumns.concat([self.read[tp], columns])
+            self.left_bytes -= columns.nbytes
+        return any(map(len, came.columns.values()))
+
+    def joined(
+        self, request: BatchRequest, read: Mapping[TopicPartition, LogColumns]
+    ) -> tuple[BatchRequest, Mapping[TopicPartition, LogColumns]]:
+        """See `isolation.Arriving`."""
+        return request.ending(self.ends), dict(self.read)
+
+    def close(self, calls: bool) -> None:
+        """See `isolation.Arriving`."""
+        self._closed = True
+        self.unanswered |= calls
+
+
+@dataclass(kw_only=True)
 class ResidentStep:
     """The only task of the long-running job; picklable. ``ahead_bytes``: how much is fetched ahead
     of the next request (`WorkerMemory.ahead`). ``columns``: the socket where Spark's code computes
@@ -315,6 +365,7 @@ class ResidentStep:
             connection.connect(path)
             lines = connection.makefile("rwb")
             with in_utc(), closing(ColumnClient(self.columns)) as columns, ExitStack() as opened:
+                opened.callback(close_event_loop)
                 spare = SpareMemory(trim_of_libc())
                 while line := read_line(lines, "the driver's request for a batch"):
                     if line == STOP:
@@ -340,20 +391,46 @@ class ResidentStep:
                 reader.warm_up({source.topic for source in self.decoder.sources}, READ_TIMEOUT_S)
             request, read = self._read(reader, request)
             memory.begin(sum(found.nbytes for found in read.values()))
+        arrivals = self._arrivals(reader, request, read)
+        calls = self.step.calls if arrivals is None else SideBySide(wanted, arrivals.here)
+        outliving = replace(self.step, calls=calls)
 
         def compute(
             request: BatchRequest,
             decoded: BatchInput,
             trial: Trial | None,
         ) -> BatchResult:
-            step = self.step if trial is None else trial_of(self.step, trial)
+            step = outliving if trial is None else trial_of(self.step, trial)
             return step.run(request, decoded, columns, timings)
 
-        isolated = Isolated(self.decoder, stores_of(self.step), timings)
+        isolated = Isolated(self.decoder, stores_of(self.step), timings, arriving=arrivals)
         result = isolated.run(request, read, compute)
+        if arrivals is not None and result.committed:
+            left = reader.give_back(arrivals.read, result.consumed)
+            if arrivals.unanswered:
+                result = replace(result, counts={**result.counts, LEFT: left})
         if not request.ranges:
             memory.settle()  # the process holds no records
         return result
+
+    def _arrivals(
+        self,
+        reader: RangeReader,
+        request: BatchRequest,
+        read: Mapping[TopicPartition, LogColumns],
+    ) -> Arrivals | None:
+        """None where no operator makes calls side by side; else calls that earlier batches have
+        left to this one are kept."""
+        if not self.step.side_by_side:
+            return None
+        keep_calls({tp: wanted.start for tp, wanted in request.ranges.items()})
+        return Arrivals(
+            reader=reader,
+            read=dict(read),
+            ends={tp: wanted.end for tp, wanted in request.ranges.items()},
+            bounds={tp: end for tp, end in request.latest_ends.items() if tp in read},
+            left_bytes=request.most_bytes - sum(found.nbytes for found in read.values()),
+        )
 
     def _connected(self, request: BatchRequest, opened: ExitStack) -> RangeReader:
         """The first request opens it, since it names the gate, which has the settings."""

@@ -20,6 +20,7 @@ from everflow.columns.key_partitions import BY_HASH
 from everflow.handlers import PROCESSING, PRODUCTION, Handlers
 from everflow.operators.user_code import refused, require_users
 from everflow.protocol.messages import (
+    CALLS,
     Ages,
     BatchRequest,
     BatchResult,
@@ -28,6 +29,7 @@ from everflow.protocol.messages import (
     timed,
 )
 from everflow.records import (
+    LAST_SEQ,
     EdgeBatch,
     Int64,
     KeyPlaces,
@@ -36,14 +38,17 @@ from everflow.records import (
     TasksResult,
     TopicPartition,
     names_a_topic,
+    no_headers,
     valid,
 )
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import UnfitError, column_of
+from everflow.serdes.registered import bare, header_of, in_headers
 from everflow.serdes.windowed import python_keys
+from everflow.serdes.wire_format import with_ids
 from everflow.topology.arrival import Ways
 from everflow.topology.batches import BatchInput, KnownResults, Made, in_order, joined
-from everflow.topology.graph import FunctionNode, PrintNode, TakeNode, UnnestNode
+from everflow.topology.graph import CallLimits, FunctionNode, PrintNode, TakeNode, UnnestNode
 from everflow.topology.partitioners import OF_WINDOWS, partitions_of
 from everflow.topology.plan import (
     DEAD_LETTER_SLOT,
@@ -58,7 +63,16 @@ from everflow.topology.plan import (
 )
 from everflow.topology.sources import Source
 from everflow.user_program import one_line, shown
-from everflow.worker.failures import FailedRows, Failures, RecordFailure, Sources, raise_all
+from everflow.worker.calls import AT_LEISURE, MakesCalls, Named, Place, SideBySide
+from everflow.worker.failures import (
+    CallsEnded,
+    FailedRows,
+    Failures,
+    MoreRecords,
+    RecordFailure,
+    Sources,
+    raise_all,
+)
 from everflow.worker.order import Order, Records, merge_inputs, merge_tasks
 from everflow.worker.stateful import (
     GroupRun,
@@ -160,6 +174,7 @@ class TaskStep:
     reported at once."""
     handlers: Handlers = field(default_factory=Handlers)
     """Asked here about calls of clocks that fail."""
+    calls: SideBySide = field(default_factory=SideBySide)
 
     @staticmethod
     def of(
@@ -169,6 +184,7 @@ class TaskStep:
         sink: Sink,
         *,
         handlers: Handlers | None = None,
+        calls: SideBySide | None = None,
     ) -> TaskStep:
         waiting = iter(columns)
 
@@ -187,7 +203,14 @@ class TaskStep:
             ways=plan.ways,
             every_failure=handlers is not None and handlers.may_continue(PROCESSING),
             handlers=handlers or Handlers(),
+            calls=calls or SideBySide(),
         )
+
+    @property
+    def side_by_side(self) -> int:
+        """How many operators make calls side by side: they share a batch's time."""
+        nodes = (op.node for op in self.ops if isinstance(op, NodeOp))
+        return sum(isinstance(node, FunctionNode) and node.calls is not None for node in nodes)
 
     @property
     def stateful(self) -> tuple[StatefulOp, ...]:
@@ -241,13 +264,13 @@ class TaskStep:
                     result=result,
                     stores=stores,
                     idle=idle,
-                    known=decoded.known if self.every_failure else None,
+                    known=decoded.known if self.every_failure or self.side_by_side else None,
                     ran=ran,
                     client=client,
                 )
                 for op in self.ops:
                     before_state = before_state and not isinstance(op, StatefulOp)
-                    with timed(timings, "operators" if isinstance(op, StepOp) else "columns"):
+                    with timed(timings, _phase(op)):
                         running.run(op)
         except RecordFailure as error:
             error.before_state = before_state
@@ -321,6 +344,13 @@ class TaskStep:
         return frozenset(twice.union(name for name, of in users.items() if len(of) > 1))
 
 
+def _phase(op: StepOp | RunsColumns) -> str:
+    """Under which its time is counted."""
+    if isinstance(op, NodeOp) and isinstance(op.node, FunctionNode) and op.node.calls is not None:
+        return CALLS
+    return "operators" if isinstance(op, StepOp) else "columns"
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Running:
     step: TaskStep
@@ -348,7 +378,10 @@ class _Running:
             case AskOp():
                 order.keep(op, ask(op, order.read(op), self.step.sources, self.request))
             case NodeOp(node=FunctionNode() as node):
-                order.keep(op, run_function(node, self._failures(op), op.output, self.known))
+                failures = self._failures(op)
+                order.keep(
+                    op, run_function(node, failures, op.output, self.known, self._calls(node))
+                )
             case NodeOp(node=TakeNode() as node):
                 order.keep(op, _taken(node, order.read(op)))
             case NodeOp(node=UnnestNode() as node):
@@ -356,6 +389,13 @@ class _Running:
             case NodeOp(node=PrintNode() as node):
                 rows = printed_of(node, merge_tasks(in_order(order.read(op))))
                 self.result.printed += [rows] if rows.rows else []
+
+    def _calls(self, node: FunctionNode) -> MakesCalls:
+        if node.calls is None:
+            return AT_LEISURE
+        time_ms = self.request.calls_ms
+        share_ms = None if time_ms is None else time_ms / self.step.side_by_side
+        return self.step.calls.of(self.request, share_ms)
 
     def _failures(self, op: NodeOp | SinkOp) -> Failures:
         """Of the records that it gets."""
@@ -405,31 +445,68 @@ class _Running:
 
 
 def run_function(
-    node: FunctionNode, failures: Failures, slot: int = -1, known: KnownResults | None = None
+    node: FunctionNode,
+    failures: Failures,
+    slot: int = -1,
+    known: KnownResults | None = None,
+    calls: MakesCalls = AT_LEISURE,
 ) -> EdgeBatch:
     """Call the function for every record in order, but those whose results for ``slot`` are
-    ``known``, which gets the new ones. RecordFailure (all, if every failure is wanted)."""
+    ``known``, which gets the new ones. RecordFailure (all, if every failure is wanted). ``calls``
+    makes those of a node with `CallLimits`: CallsEnded where it has not made all of them,
+    MoreRecords where it is to have more."""
     batch = failures.batch
     rows, before = (None, None) if known is None else known.of(slot, batch)
     if rows is None or before is None or not len(rows):
-        made = _called(node, failures)
+        made, uncalled, more = _called(node, failures, calls, slot)
     elif len(rows) == len(batch):
         return _with_results(node, batch, before)
     else:
         fresh = np.delete(_all(batch), rows)
         others = Failures(node, failures.sources, batch.take(fresh), failures.every)
-        made = _called(node, others)
-        made = joined([before, made._replace(rows=fresh[made.rows])])
+        ready = _has_first(batch, rows)
+        made, uncalled, more = _called(node, others, calls, slot, ready)
+        made, uncalled = joined([before, made._replace(rows=fresh[made.rows])]), fresh[uncalled]
         failures.found.update({int(fresh[row]): failed for row, failed in others.found.items()})
     failed = failures.found
-    if known is not None and not failed:
+    if known is not None and not failed and not len(uncalled):
         known.keep(slot, batch, made)
     elif known is not None:
-        good = np.delete(_all(batch), list(failed))
+        good = np.delete(_all(batch), [*failed, *uncalled.tolist()])
         known.keep(slot, batch.take(good), made._replace(rows=np.searchsorted(good, made.rows)))
+    if more:
+        raise MoreRecords
+    ends = _ends(failures, uncalled) if len(uncalled) else None
+    if ends is not None:  # those behind the end are called again
+        rows_before = [row for row in failed if _before(failures, row, ends)]
+        failed = {row: failed[row] for row in rows_before}
     if failed:
-        raise_all([failed[row] for row in sorted(failed)])
+        found = [failed[row] for row in sorted(failed)]
+        found[0].ends = ends
+        raise_all(found)
+    if ends is not None:
+        raise CallsEnded(ends)
     return _with_results(node, batch, made)
+
+
+def _ends(failures: Failures, rows: Int64) -> dict[TopicPartition, int]:
+    """The first offset of each partition among these rows."""
+    ends: dict[TopicPartition, int] = {}
+    for row in rows.tolist():
+        log, offset = _place(failures, row)
+        ends[log] = min(offset, ends.get(log, offset))
+    return ends
+
+
+def _before(failures: Failures, row: int, ends: Mapping[TopicPartition, int]) -> bool:
+    log, offset = _place(failures, row)
+    return log not in ends or offset < ends[log]
+
+
+def _place(failures: Failures, row: int) -> tuple[TopicPartition, int]:
+    batch = failures.batch
+    source = failures.sources[int(batch.source[row])]
+    return source.log(int(batch.partition[row])), int(batch.offset[row])
 
 
 def _with_results(node: FunctionNode, batch: EdgeBatch, made: Made) -> EdgeBatch:
@@ -439,8 +516,40 @@ def _with_results(node: FunctionNode, batch: EdgeBatch, made: Made) -> EdgeBatch
     return batch.with_columns(nothing, nothing).take(made.rows).with_columns(made.key, made.value)
 
 
-def _called(node: FunctionNode, failures: Failures) -> Made:
-    """The function's results in columns, without the records on which it fails."""
+def _has_first(batch: EdgeBatch, rows: Int64) -> bool:
+    """Whether the first record of a log is among the ``rows``."""
+    _, firsts = np.unique(
+        (batch.source.astype(np.int64) << 32) + batch.partition, return_index=True
+    )
+    return bool(np.isin(firsts, rows).any())
+
+
+def _called(
+    node: FunctionNode, failures: Failures, calls: MakesCalls, slot: int, ready: bool = False
+) -> tuple[Made, Int64, bool]:
+    """The function's results in columns, without the records on which it fails; the rows that were
+    not called; and `Called.more`."""
+    batch, uncalled, more = failures.batch, np.empty(0, np.int64), False
+    if node.calls is None:
+        results = _one_by_one(node, failures)
+    else:
+        named = _named(failures, slot, ready)
+        results, uncalled, more = _side_by_side(node, node.calls, failures, calls, named)
+    while True:
+        good = _all(batch)
+        fitting, fit = batch, results
+        if failures.found or len(uncalled):
+            good = np.delete(good, [*failures.found, *uncalled.tolist()])
+            fitting, fit = batch.take(good), [results[row] for row in good.tolist()]
+        try:
+            made = _made_of(node, fitting, fit)
+            return made._replace(rows=good[made.rows]), uncalled, more
+        except FailedRows as mismatches:
+            for row, cause in sorted(mismatches.rows.items()):
+                failures.add(int(good[row]), cause)
+
+
+def _one_by_one(node: FunctionNode, failures: Failures) -> list[Any]:
     batch, fn, taken = failures.batch, node.fn, _TAKEN.get(node.op)
     keys, values = python_keys(batch.key), batch.value.to_pylist()
     results: list[Any] = []
@@ -456,18 +565,52 @@ def _called(node: FunctionNode, failures: Failures) -> Made:
         except BaseException as error:
             failures.add(len(results), error)
             results.append(None)
-    while True:
-        good = _all(batch)
-        fitting, fit = batch, results
-        if failures.found:
-            good = np.delete(good, list(failures.found))
-            fitting, fit = batch.take(good), [results[row] for row in good.tolist()]
-        try:
-            made = _made_of(node, fitting, fit)
-            return made._replace(rows=good[made.rows])
-        except FailedRows as mismatches:
-            for row, cause in sorted(mismatches.rows.items()):
-                failures.add(int(good[row]), cause)
+    return results
+
+
+def _side_by_side(
+    node: FunctionNode,
+    limits: CallLimits,
+    failures: Failures,
+    calls: MakesCalls,
+    named: Named,
+) -> tuple[list[Any], Int64, bool]:
+    batch, fn, taken, seen = failures.batch, node.fn, _TAKEN.get(node.op), named.seen
+    rows = _in_turns(batch)
+    # Rows of clocks have no record of their own: the batch cannot end before one of them.
+    own = None if len(batch) and int(batch.seq.max()) == LAST_SEQ else named
+    found = calls(lambda row: fn(*seen[row]), taken, rows, limits, failures.every, own)
+    for row in sorted(found.failed):
+        failures.add(row, found.failed[row])
+    results = [found.results.get(row) for row in range(len(batch))]
+    uncalled = [row for row in rows if row not in found.results and row not in found.failed]
+    return results, np.array(sorted(uncalled), np.int64), found.more
+
+
+def _named(failures: Failures, slot: int, ready: bool) -> Named:
+    batch = failures.batch
+    seen = list(zip(python_keys(batch.key), batch.value.to_pylist(), strict=True))
+    places: list[Place] = []
+    firsts: dict[TopicPartition, int] = {}
+    again: dict[tuple[TopicPartition, int], int] = {}
+    for row in range(len(batch)):
+        log, offset = _place(failures, row)
+        nth = again[log, offset] = again.get((log, offset), -1) + 1
+        places.append((log, offset, nth))
+        firsts.setdefault(log, row)
+    return Named(slot, places, seen, frozenset(firsts.values()), ready)
+
+
+def _in_turns(batch: EdgeBatch) -> list[int]:
+    """Rows in the order in which their calls begin: the first of each partition, the second ones,
+    and so on; where the time for calls ends, each partition has got on."""
+    log = (batch.source.astype(np.int64) << 32) + batch.partition
+    turns = np.empty(len(batch), np.int64)
+    _, counts = np.unique(log, return_counts=True)
+    behind = [np.arange(count) for count in counts.tolist()]
+    turns[np.argsort(log, kind="stable")] = np.concatenate(behind) if behind else 0
+    rows: list[int] = np.argsort(turns, kind="stable").tolist()
+    return rows
 
 
 def _values(result: Any) -> list[Any]:
@@ -613,6 +756,11 @@ def _to_outputs(op: SinkOp, failures: Failures) -> list[SinkOutput]:
     topics, value = _topics(op, failures)
     keys = _encoded(op.key_serde, batch.key, failures)
     values = _encoded(op.value_serde, value, failures)
+    for serde, data, part in ((op.key_serde, keys, "key"), (op.value_serde, values, "value")):
+        if in_headers(serde) and data.null_count < len(data):
+            headers = no_headers(len(batch)) if batch.headers is None else batch.headers
+            named = with_ids(headers, part, header_of(serde), valid(data))
+            batch = replace(batch, headers=named)
     output = SinkOutput(node=op.name, topics=topics, keys=keys, values=values, batch=batch)
     if op.partitioner is not None:
         seen_by_it = replace(failures, batch=batch.with_columns(value=value))
@@ -656,6 +804,7 @@ def _topics(op: SinkOp, failures: Failures) -> tuple[str | list[str], pa.Array]:
 
 def _encoded(serde: Serde, column: pa.Array, failures: Failures) -> pa.Array:
     """Final bytes. RecordFailure for all values that their serde cannot write."""
+    serde = bare(serde)
     try:
         return serde.encode_array(column)
     except BaseException as error:

@@ -54,6 +54,20 @@ def test_a_project_has_a_program_its_test_and_how_to_run_it(current_folder: Path
         assert command in done.output
 
 
+def test_a_project_of_avro_has_its_schema_and_how_to_register_it(current_folder: Path) -> None:
+    done = CliRunner().invoke(app, ["new", "views", "--schema", "avro"])
+    assert done.exit_code == 0, done.output
+    program = (current_folder / "views/views.py").read_text()
+    ast.parse(program)
+    assert "serdes.avro(" in program
+    assert "everflow[schemas]" in (current_folder / "views/pyproject.toml").read_text()
+    readme = (current_folder / "views/README.md").read_text()
+    for text in (done.output, readme):
+        assert "VIEW.version()" in text
+        assert "produce page-views --schema http://localhost:8081" in text
+    assert not [path for path in (current_folder / "views").rglob("*.*") if "$" in path.read_text()]
+
+
 def test_the_name_may_end_a_path_and_an_empty_folder_may_be_there(current_folder: Path) -> None:
     (current_folder / "far" / "views").mkdir(parents=True)
     done = CliRunner().invoke(app, ["new", "far/views"])

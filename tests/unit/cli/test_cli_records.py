@@ -1,6 +1,7 @@
 """`everflow produce` and `everflow consume`: lines to bytes and bytes to lines."""
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -10,10 +11,22 @@ import pytest
 import everflow
 from everflow import serdes
 from everflow.cli.commands import Format, WindowKind
-from everflow.cli.records import Line, decoded, encoded, lines, windowed
+from everflow.cli.records import (
+    Line,
+    ReadRecord,
+    Subject,
+    decoded,
+    encoded,
+    json_of,
+    lines,
+    registry_of,
+    text_of,
+    windowed,
+)
 from everflow.clock import instant
 from everflow.errors import ConfigError
 from everflow.serdes import SerdeError
+from everflow.testing.schema_registry import SchemaRegistry
 
 
 def test_a_line_is_a_value_or_a_key_and_a_value_and_empty_lines_are_nothing() -> None:
@@ -156,3 +169,52 @@ def test_a_reader_that_has_had_enough_is_no_error() -> None:
     assert process.stderr is not None
     assert process.stderr.read() == b""
     assert process.wait(30) == 141
+
+
+def test_records_are_decoded_by_the_schemas_they_were_written_with() -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "d", "type": _DECIMAL}]}
+    with SchemaRegistry() as registry:
+        found = registry_of(registry.url, Format.string, Format.schema)
+        registry.register("s", schema)
+        registry.register("j", {"type": "object", "properties": {"a": {"type": "integer"}}}, "JSON")
+        cases = ((b"\0\0\0\0\1\4\1\0", '{"d":2.56}'), (b'\0\0\0\0\2{"a": 5, "b": 1}', '{"a":5}'))
+        for data, text in cases:
+            record = ReadRecord("t", 0, 0, 0, b"k", data, ())
+            assert text_of(record, Format.string, Format.schema, None, found) == f"k\t{text}"
+            line = json_of(record, Format.string, Format.schema, None, found)
+            assert json.loads(line)["value"] == json.loads(text)
+        for data, word in ((b"\0\0\0\0\x09x", "9"), (b"{}", "registry"), (b"\0\0", "2 bytes")):
+            record = ReadRecord("t", 0, 7, 0, None, data, ())
+            with pytest.raises(SerdeError, match=word) as failed:
+                text_of(record, Format.string, Format.schema, None, found)
+            assert "t-0@7" in str(failed.value)
+
+
+_DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}
+
+
+def test_the_format_schema_takes_a_registry() -> None:
+    with pytest.raises(ConfigError, match="--schema"):
+        registry_of(None, Format.string, Format.schema)
+    with pytest.raises(ConfigError, match="--value"):
+        registry_of("http://localhost:1", Format.string, Format.json)
+    assert registry_of(None, Format.string, Format.json) is None
+    with pytest.raises(ValueError, match="--schema"):
+        encoded("{}", Format.schema)
+
+
+def test_lines_are_written_by_the_latest_schema() -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "d", "type": _DECIMAL}]}
+    with SchemaRegistry() as registry:
+        registry.register("t-value", schema)
+        found = registry_of(registry.url, Format.schema)
+        assert found is not None
+        subject = Subject("t-value", found)
+        data = encoded('{"d": 2.56}', Format.schema, subject)
+        assert data == b"\0\0\0\0\1\4\1\0"
+        with pytest.raises(ConfigError, match=r"line 2: .*d \(decimal"):
+            list(
+                lines(
+                    ['{"d": 1}', '{"d": "x"}'], "\t", Format.string, Format.schema, False, subject
+                )
+            )

@@ -24,6 +24,8 @@ from everflow import (
     KStream,
     KTable,
     Materialized,
+    Processor,
+    Record,
     SessionWindows,
     SlidingWindows,
     StreamsBuilder,
@@ -59,6 +61,15 @@ def repartitioned_twice(builder: StreamsBuilder, orders: KStream) -> object:
 def named_twice(builder: StreamsBuilder, orders: KStream) -> object:
     orders.filter(F.lit(True), name="f")
     return orders.filter(F.lit(True), name="f")
+
+
+async def asked(value: object) -> bool:
+    return True
+
+
+class Asking(Processor):
+    async def process(self, record: Record) -> None:  # type: ignore[override]
+        raise AssertionError(record)
 
 
 SESSIONS = SessionWindows.of_inactivity_gap("5 minutes")
@@ -113,6 +124,20 @@ MISTAKES = [
     ("s.map(lambda v: (1, 2), returns='int')", r"returns=\('string', 'double'\)"),
     ("s.map()", "needs key="),
     ("s.map(F.col('value'))", "takes struct<key, value>"),
+    ("s.map_values(asked, returns='int')", r"map_values\(asked, \.\.\., concurrency=64\)"),
+    ("s.filter(asked)", "async function asked"),
+    ("s.select_key(asked, returns='int')", "select_key .* no async .* map_values before"),
+    ("b.table('t', store='t').map_values(asked, returns='int')", "no async .* of a stream"),
+    ("s.process(asked)", "process .* no async"),
+    ("s.process(Asking)", "process .* no async"),
+    ("s.map_values(lambda v: 1, returns='int', retries=2)", "retries=.*concurrency=64"),
+    ("s.map_values(F.col('value'), concurrency=2)", "concurrency= is for a Python function"),
+    ("s.filter(asked, concurrency=0)", "from 1 to 10,000, found 0"),
+    ("s.for_each(asked, concurrency=True)", "found True"),
+    ("s.peek(asked, concurrency=2, retries=-1)", "retries .* from 0 on, found -1"),
+    ("s.flat_map_values(asked, returns='int', concurrency=2, timeout='soon')", "soon"),
+    ("s.filter(asked, concurrency=2, timeout=0)", "timeout .* above 0"),
+    ("s.filter(asked, concurrency=2, ordered=False)", "no ordered="),
     ("s.map_values(a=1)", r"constants are F\.lit"),
     ("s.map_values()", "needs a Column"),
     ("s.filter(lambda a, b, c: True)", r"\(value\) or \(key, value\).* takes 3"),
@@ -158,11 +183,11 @@ MISTAKES = [
     ("g.aggregate(store='x', aggregator=lambda v, a: a)", "initializer"),
     ("g.count(materialized='n')", "no materialized=; .* store="),
     ("s.to('out', vale=serdes.string())", "vale=.*value="),
-    ("s.filter(F.lit(True), zzz=1)", "zzz=; it takes predicate, name="),
+    ("s.filter(F.lit(True), zzz=1)", "zzz=; it takes predicate, concurrency="),
     ("g.count('n')", "store=, ttl=, name=; 'n' is one"),
     ("g.aggregate(int, max, store='x')", r"initializer=\.\.\., aggregator="),
     ("s.filter(F.col('amount') > 1)", r"F\.col\('value\.amount'\)"),
-    ("s.filter()", "filter takes predicate, name=; predicate"),
+    ("s.filter()", "filter takes predicate, .*, name=; predicate"),
     ("s.map_values(F.upper)", r"upper.*map_values\(F\.upper"),
     ("s.map_values(TWICE)", r"map_values\(twice_of, returns='double'\)"),
     ("s.peek(TWICE)", r"Python function.*peek\(twice_of\)"),

@@ -270,6 +270,8 @@ def outage_behind() -> Exception:
     [
         (ConnectionResetError("gone"), True),
         (TimeoutError("no answer"), True),
+        (type("ServerDisconnectedError", (Exception,), {})(), True),
+        (type("RemoteProtocolError", (Exception,), {})(), True),
         (Answer(401), True),
         (Answer(429), True),
         (Answer(503), True),

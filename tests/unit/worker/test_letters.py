@@ -52,7 +52,13 @@ from everflow.topology.plan import DEAD_LETTER_SLOT, DEAD_LETTER_TYPE
 from everflow.topology.sources import Source
 from everflow.worker.columns import seen
 from everflow.worker.decode import Fault, Judge, LogDecoder
-from everflow.worker.failures import DescribedFailure, RecordFailure, failure_of, serde_outage
+from everflow.worker.failures import (
+    CallsEnded,
+    DescribedFailure,
+    RecordFailure,
+    failure_of,
+    serde_outage,
+)
 from everflow.worker.isolation import HALVED_AFTER, Isolated, Trial
 from everflow.worker.letters import (
     GlobalRecords,
@@ -672,6 +678,29 @@ def test_a_batch_full_of_bad_ones_gets_smaller() -> None:
     good, dead = batch.run(a=log(["bad"] * 1_000))
     assert (good, 0 < dead < 1_000) == ([], True)
     assert batch.runs < 12 * HALVED_AFTER
+
+
+def test_a_batch_ends_before_the_first_record_that_was_not_called() -> None:
+    """Note 070; what failed before that end is left out."""
+    decoder = LogDecoder(ISOLATED_SOURCES, False, Handlers("dead"))
+    ranges: list[tuple[int, int]] = []
+    place = BadRecord("a", 0, 101, "asks")
+
+    def compute(request: BatchRequest, hop: BatchInput, trial: Trial | None) -> list[str]:
+        ranges.append((request.ranges[A].end, request.ranges[TopicPartition("b", 0)].end))
+        if len(ranges) == 1:
+            raise CallsEnded({A: 104})
+        if len(ranges) == 2:
+            failure = RecordFailure(place, None, TimeoutError("no answer"))
+            failure.before_state, failure.ends = True, {A: 103}
+            raise failure
+        assert request.log_ends[A] == 106  # the merge waits for the rest of its log
+        return [str(value) for value in hop.batches[1].value.to_pylist()]
+
+    read = {A: log(list("uvwxyz")), TopicPartition("b", 0): log(["b"])}
+    found = Isolated(decoder).run(request(a=read[A], b=log(["b"])), read, compute)
+    assert ranges == [(106, 101), (104, 101), (103, 101)]
+    assert found == ["u", "w"]
 
 
 class Tells(ArithmeticError):

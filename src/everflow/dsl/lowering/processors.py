@@ -24,6 +24,7 @@ from everflow.dsl.expressions import (
     is_column,
     key_value_function,
     predicate,
+    refuse_awaited,
     refuse_pyspark,
     required_parameters,
     result_serde,
@@ -105,6 +106,9 @@ def supplier(
             names = names[:-1]
         check_parameters(factory, names, operator)
         return FunctionSupplier(form.function, factory), form.function
+    for method in ("process", "transform"):
+        if callable(called := getattr(factory, method, None)):
+            refuse_awaited(called, operator)
     if inspect.isabstract(factory):
         missing = ", ".join(sorted(getattr(factory, "__abstractmethods__", ())))
         raise TopologyError(

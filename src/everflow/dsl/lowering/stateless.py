@@ -12,8 +12,12 @@ from pyspark.sql import functions as F
 
 from everflow.columns.key_partitions import BY_HASH
 from everflow.dsl.expressions import (
+    ONE_BY_ONE,
+    CallOptions,
     Edge,
     Expression,
+    bound_serdes,
+    call_limits,
     check_name,
     check_parameters,
     default_serde,
@@ -32,6 +36,7 @@ from everflow.serdes.arrow_types import type_text
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import (
     PREPARE,
+    CallLimits,
     ColumnExpr,
     FunctionExpr,
     MergeNode,
@@ -49,10 +54,18 @@ MOST_ROWS = 1_000
 
 
 def filtered(
-    stream: Stream, operator: str, condition: Expression, name: str | None, *, negate: bool
+    stream: Stream,
+    operator: str,
+    condition: Expression,
+    name: str | None,
+    *,
+    negate: bool,
+    calls: CallOptions = ONE_BY_ONE,
 ) -> Stream:
+    limits = call_limits(condition, operator, calls)
     if not is_column(condition, operator):
-        return _function(stream, "FILTER", operator, condition, stream.edge, name)
+        edge = stream.edge
+        return _function(stream, "FILTER", operator, condition, edge, name, calls=limits)
     keep = predicate(condition, stream.edge)  # so that a message names the user's own
     if negate:
         keep = predicate(~is_true(condition), stream.edge)
@@ -86,7 +99,9 @@ def values_mapped(
     fields: dict[str, Column],
     returns: object,
     name: str | None,
+    calls: CallOptions = ONE_BY_ONE,
 ) -> Stream:
+    limits = call_limits(mapper, "map_values", calls)
     if fields:
         if mapper is not None:
             raise TopologyError(
@@ -101,7 +116,7 @@ def values_mapped(
     if is_column(mapper, "map_values"):
         return _project(stream, label, name, value=mapper)
     edge = stream.edge.returning("map_values", mapper, value=returns)
-    return _function(stream, label, "map_values", mapper, edge, name)
+    return _function(stream, label, "map_values", mapper, edge, name, calls=limits)
 
 
 def keyed(
@@ -115,7 +130,12 @@ def keyed(
 
 
 def called_for_effect(
-    stream: Stream, label: str, operator: str, action: object, name: str | None
+    stream: Stream,
+    label: str,
+    operator: str,
+    action: object,
+    name: str | None,
+    calls: CallOptions,
 ) -> Stream:
     refuse_pyspark(action, operator)
     if isinstance(action, Column) or not callable(action):
@@ -123,7 +143,8 @@ def called_for_effect(
             f"{operator} calls a Python function for its effect, found {action!r}; use "
             f"map_values for a Column"
         )
-    return _function(stream, label, operator, action, stream.edge, name)
+    limits = call_limits(action, operator, calls)
+    return _function(stream, label, operator, action, stream.edge, name, calls=limits)
 
 
 def flat_mapped(
@@ -143,12 +164,17 @@ def flat_mapped(
 
 
 def values_flat_mapped(
-    stream: Stream, mapper: Expression, returns: object, name: str | None
+    stream: Stream,
+    mapper: Expression,
+    returns: object,
+    name: str | None,
+    calls: CallOptions,
 ) -> Stream:
     label = "FLATMAPVALUES"
+    limits = call_limits(mapper, "flat_map_values", calls)
     if not is_column(mapper, "flat_map_values"):
         edge = stream.edge.returning("flat_map_values", mapper, value=returns)
-        return _function(stream, label, "flat_map_values", mapper, edge, name)
+        return _function(stream, label, "flat_map_values", mapper, edge, name, calls=limits)
     elements = _elements(stream, "flat_map_values", mapper)
     edge = stream.edge.with_types(value=elements.type.value_type)
     return _unnest(stream, label, elements, edge, name, keyed=False)
@@ -183,7 +209,7 @@ def written(
 ) -> None:
     target = target_of(topic, stream.edge)
     chosen = partitioner_of(partitioner, stream.edge, "to", target)
-    used = stream.with_serdes("to", *serdes).edge.serdes("to")
+    used = bound_serdes(stream.with_serdes("to", *serdes).edge.serdes("to"), target)
     node_name = stream.graph.node_name(name, "KSTREAM-SINK-")
     node = SinkNode(node_name, (stream.node,), stream.edge.type, target, *used)
     stream.graph.add(replace(node, partitioner=chosen))
@@ -306,10 +332,11 @@ def _function(
     name: str | None,
     *,
     changes_key: bool = False,
+    calls: CallLimits | None = None,
 ) -> Stream:
-    called = key_value_function(fn, op)
+    called = key_value_function(fn, op, awaited=calls is not None)
     node_name = stream.graph.node_name(name, f"KSTREAM-{label}-")
-    return stream.called(node_name, label, op, called, edge, changes_key=changes_key)
+    return stream.called(node_name, label, op, called, edge, changes_key=changes_key, calls=calls)
 
 
 def _elements(stream: Stream, operator: str, column: Column) -> ColumnExpr:

@@ -15,7 +15,7 @@ from everflow.instance.thread.batching import PlannedBatch, is_empty, plan_range
 from everflow.instance.thread.retry_policy import RetryPolicy, Tasks
 from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.metrics import Metrics
-from everflow.protocol.messages import BatchResult
+from everflow.protocol.messages import LEFT, BatchResult
 from everflow.records import OffsetRange, Offsets, Ranges, TaskId, TopicPartition
 from everflow.topology.graph import input_name
 from everflow.topology.idle_sources import IdleSource
@@ -89,7 +89,9 @@ class BatchPlanner:
         self.idle_sources.advanced(tasks.values(), planned.idle, self._planned_ms)
         # An input that ran dry may hold the others back (D3): wait for it to grow.
         if not is_empty(planned.ranges):
-            self._stuck_at = planned.log_ends if read == 0 and not result.silent else None
+            # One whose records wait for answers does not: the next batch waits for these.
+            waits = read == 0 and not result.silent and not result.counts.get(LEFT)
+            self._stuck_at = planned.log_ends if waits else None
 
     def _idle_times(self, tasks: Tasks, available: Ranges) -> IdleTimes:
         """The times of idle sources after the next batch; none while ends of logs are unknown."""

@@ -43,7 +43,7 @@ from everflow.instance.thread.failure_text import ending, in_full, short
 from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.logs import some
 from everflow.memory import BatchMemory, WorkerMemory
-from everflow.protocol.messages import BatchFailure, BatchResult
+from everflow.protocol.messages import CALLS, LEFT, BatchFailure, BatchResult
 from everflow.records import OffsetRange, Ranges, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 
@@ -90,7 +90,7 @@ _REPLACEABLE = (
     StateDiskError,
 )
 """What another service, setting, more room, or a broker that is back may mend meanwhile."""
-_COMPUTING = ("operators", "columns")
+_COMPUTING = ("operators", "columns", CALLS)
 """The phases of a batch that grow with its records only."""
 _ADDRESSES = re.compile(
     r"0x[0-9a-f]+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\d+", re.IGNORECASE
@@ -504,7 +504,12 @@ class RetryPolicy:
             self.quarantine.progressed(task)
         self.stalled.committed(result, progressed, tasks, elapsed_ms, now_ms)
         bounds = self.bounds
-        rest_ms = self.size.rest_ms(bounds, read, elapsed_ms, progressed)
+        # Calls to the outside cost no processor, and meanwhile records have come to share a batch.
+        calls_ms = result.timings.get(CALLS, 0.0)
+        working_ms = max(0.0, elapsed_ms - calls_ms)
+        rest_ms = max(0.0, self.size.rest_ms(bounds, read, working_ms, progressed) - calls_ms)
+        if result.counts.get(LEFT):  # the next one waits for their answers, in company
+            rest_ms = 0.0
         ending_ms = self.size.ending_rest_ms if rest_ms else 0.0
         self._learn(result, planned.records, read, elapsed_ms, bounds)
         self._forget_failures()

@@ -74,9 +74,10 @@ OpenJob = Callable[[int], Job]
 @dataclass(frozen=True, kw_only=True)
 class ThreadSettings:
     """Constant for the thread's life; times in ms. ``clocked``: sub-topologies that are in every
-    batch, for the wall clock calls their methods; ``keep_alive_ms`` is at most the shortest of
-    their intervals. ``idle``: inputs with an idleness time-out, by sub-topology and topic.
-    ``functions``: the plan has Python functions; ``may_continue``: `RetryPolicy`."""
+    batch, for the wall clock calls their methods, or since they are ``asking`` services;
+    ``keep_alive_ms`` is at most the shortest of their intervals. ``idle``: inputs with an idleness
+    time-out, by sub-topology and topic. ``functions``: the plan has Python functions;
+    ``may_continue``: `RetryPolicy`."""
 
     application_id: str
     guarantee: str
@@ -86,6 +87,7 @@ class ThreadSettings:
     task_timeout_ms: float
     keep_alive_ms: float
     clocked: frozenset[int] = frozenset()
+    asking: frozenset[int] = frozenset()
     max_task_idle_ms: int = 0
     idle: Mapping[int, Mapping[str, IdleSource]] = field(default_factory=dict)
     functions: bool = False
@@ -124,13 +126,19 @@ class ThreadServices:
     spawn: Spawn = on_thread
 
 
-def _latest_ends(planned: PlannedBatch, served: Sequence[ActiveTask]) -> dict[TopicPartition, int]:
-    """The worker gets the records that came since the ends were known. Not of a task that merges
-    several logs: older ones of another may not be here yet. A retry reads what was planned."""
-    alone = [tp for task in served if len(task.inputs) == 1 for tp in task.inputs]
+def _latest_ends(
+    planned: PlannedBatch, served: Sequence[ActiveTask], asking: frozenset[int]
+) -> dict[TopicPartition, int]:
+    """The worker gets the records that came since the ends were known; of logs that had none where
+    it is ``asking`` services. Not of a task that merges several logs: older ones of another may not
+    be here yet. A retry reads what was planned."""
+    alone = {tp: task.id for task in served if len(task.inputs) == 1 for tp in task.inputs}
     ends = {tp: planned.ranges[tp] for tp in alone if tp in planned.ranges}
     whole = {
-        tp: r.end for tp, r in ends.items() if r.start < r.end == planned.log_ends.get(tp, r.end)
+        tp: r.end
+        for tp, r in ends.items()
+        if r.end == planned.log_ends.get(tp, r.end)
+        and (r.start < r.end or alone[tp].subtopology in asking)
     }
     return {tp: end + planned.spare // len(whole) for tp, end in whole.items()}
 
@@ -258,6 +266,7 @@ class StreamThread:
     ) -> None:
         """Give up tasks after the batch in flight; ``done`` gets them on the stream thread."""
         self._commands.drop(tasks, done)
+        self.services.gate.hurry(self.number)
         self.wake.set()
 
     def all_tasks(self) -> list[ActiveTask]:
@@ -268,6 +277,7 @@ class StreamThread:
 
     def stop(self) -> None:
         self._stop.set()
+        self.services.gate.hurry(self.number)
         self.wake.set()
 
     def join(self, timeout_s: float | None) -> bool:
@@ -412,6 +422,8 @@ class StreamThread:
 
     def _take_commands(self) -> None:
         self.wake.clear()
+        if not self._stop.is_set():
+            self.services.gate.at_leisure(self.number)
         if self._commands.take(self.tasks):
             self._begin_with_others()
 
@@ -511,13 +523,14 @@ class StreamThread:
             application_id=settings.application_id,
             global_tasks=self.services.global_tasks(),
             transaction_timeout_ms=settings.transaction_timeout_ms,
+            calls_ms=settings.limits.target_ms,
             most_bytes=self.retries.bounds.max_bytes,
             waits=planned.waits,
             idle=planned.idle,
             earlier_failures=self.retries.skipped(planned),
             patient=len(self.tasks) == 1,
             topic_ids={topic: ids[topic] for topic, _ in inputs if topic in ids},
-            latest_ends={} if planned.attempt else _latest_ends(planned, served),
+            latest_ends={} if planned.attempt else _latest_ends(planned, served, settings.asking),
         )
 
     def _after_abort(self, reason: str) -> None:

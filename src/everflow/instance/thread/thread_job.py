@@ -22,9 +22,10 @@ from everflow.sockets import TooLargeError, read_line, remove_socket_folder, soc
 from everflow.spark.job import ServingJob, SparkGoneError
 from everflow.topology.plan import PhysicalPlan
 from everflow.travel.pickled_objects import PickledObjects
+from everflow.worker.calls import SideBySide
 from everflow.worker.decode import LogDecoder
 from everflow.worker.failures import failure_of_text, says
-from everflow.worker.serve import STOP, LmdbAccess, ResidentStep, WorkerPorts
+from everflow.worker.serve import STOP, LmdbAccess, ResidentStep, WorkerPorts, wanted
 from everflow.worker.sink import KafkaSink
 from everflow.worker.task_step import TaskStep
 
@@ -44,7 +45,9 @@ def pack(
     Spark serialises it. ``retained_bytes``: limit of `RetainedPages`. TopologyError."""
     sink = KafkaSink(handlers.topic, WorkerPorts(retained_bytes), layouts)
     resident = ResidentStep(
-        step=TaskStep.of(plan, columns.prepared, LmdbAccess(), sink, handlers=handlers),
+        step=TaskStep.of(
+            plan, columns.prepared, LmdbAccess(), sink, handlers=handlers, calls=SideBySide(wanted)
+        ),
         decoder=LogDecoder.of(plan, handlers, partitions),
         read_committed=read_committed,
         ahead_bytes=ahead_bytes,

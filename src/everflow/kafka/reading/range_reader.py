@@ -24,6 +24,14 @@ class Read(NamedTuple):
     silent: tuple[TopicPartition, ...] = ()
 
 
+class _Back(NamedTuple):
+    """Records from ``start`` on, that were read; the log's position is behind them."""
+
+    start: int
+    columns: LogColumns
+    position: int
+
+
 class RangeReader:
     """Connections over the partitions it is asked for; owned by one thread."""
 
@@ -41,6 +49,7 @@ class RangeReader:
             client, read_committed=read_committed, ahead=True, ahead_bytes=ahead_bytes
         )
         self._headers = headers
+        self._back: dict[TopicPartition, _Back] = {}
 
     def read(
         self,
@@ -64,11 +73,22 @@ class RangeReader:
         and make another reader.
         """
         try:
+            back = {tp: one for tp, one in self._back.items() if _begins(ranges.get(tp), one)}
+            self._back = {}
             starts = {tp: wanted.start for tp, wanted in ranges.items()}
+            starts |= {tp: one.position for tp, one in back.items()}
             self._fetcher.go_to(starts, timeout_s, ids)
             parts: dict[TopicPartition, list[LogColumns]] = {tp: [] for tp in ranges}
-            pending = {tp: wanted.end for tp, wanted in ranges.items() if wanted.end > wanted.start}
+            ends: dict[TopicPartition, int] = {}
             left = most_bytes
+            for tp, one in back.items():
+                bound = max(ranges[tp].end, latest_ends.get(tp, -1))
+                parts[tp].append(one.columns.before(bound))
+                left -= parts[tp][0].nbytes if most_bytes < UNBOUNDED_BYTES else 0
+                if bound < one.position:
+                    ends[tp] = bound
+                    self._back[tp] = _Back(bound, one.columns.behind(bound), one.position)
+            pending = {tp: wanted.end for tp, wanted in ranges.items() if wanted.end > starts[tp]}
             waited_s = 0.0
             while pending:
                 # With 1, a partition gets one record; what one does not use, the others get.
@@ -95,15 +115,37 @@ class RangeReader:
                         del pending[tp]
             return Read(
                 {tp: LogColumns.concat(found) for tp, found in parts.items()},
-                self._fetcher.positions,
+                {**self._fetcher.positions, **ends},
                 tuple(sorted(pending)),
             )
         except LogTruncatedError as lost:
-            # Read anew, nobody would know any more that this is another log.
-            raise FatalError(
-                f"{lost}. What was made of the lost records is in the outputs and stores. To go on "
-                "with the log as it is, start again."
-            ) from lost
+            raise _lost(lost) from lost
+
+    def further(self, ends: Mapping[TopicPartition, int], most_bytes: int) -> Read:
+        """What has come of these logs behind what was read, before ``ends``; waits for nothing.
+        Raises as `read`."""
+        try:
+            found = self._fetcher.take(ends, 0.0, most_bytes, latest=ends)
+        except LogTruncatedError as lost:
+            raise _lost(lost) from lost
+        return Read(
+            {tp: chunk.columns(self._headers) for tp, chunk in found.items()},
+            {tp: chunk.next_position for tp, chunk in found.items()},
+        )
+
+    def give_back(
+        self, read: Mapping[TopicPartition, LogColumns], starts: Mapping[TopicPartition, int]
+    ) -> int:
+        """What was ``read`` last, and is to be read again from ``starts`` on: a range that begins
+        there has it without another fetch. Returns the number of records."""
+        positions, count = self._fetcher.positions, 0
+        for tp, start in starts.items():
+            if tp in read and start < positions.get(tp, -1):
+                parts = [read[tp].behind(start)]
+                parts += [self._back[tp].columns] if tp in self._back else []
+                self._back[tp] = _Back(start, LogColumns.concat(parts), positions[tp])
+                count += len(self._back[tp].columns)
+        return count
 
     def warm_up(self, topics: Iterable[str], timeout_s: float) -> None:
         """Connect now instead of at the first range; RetriableError as `LogFetcher.warm_up`."""
@@ -111,3 +153,15 @@ class RangeReader:
 
     def close(self) -> None:
         self._fetcher.close()
+
+
+def _begins(wanted: OffsetRange | None, back: _Back) -> bool:
+    return wanted is not None and wanted.start == back.start
+
+
+def _lost(lost: LogTruncatedError) -> FatalError:
+    """Read anew, nobody would know any more that this is another log."""
+    return FatalError(
+        f"{lost}. What was made of the lost records is in the outputs and stores. To go on with "
+        "the log as it is, start again."
+    )

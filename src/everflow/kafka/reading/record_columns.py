@@ -58,6 +58,18 @@ class LogColumns:
             unread={row: why for row, why in self.unread.items() if row < count},
         )
 
+    def behind(self, offset: int) -> LogColumns:
+        """From ``offset`` on."""
+        count = int(np.searchsorted(self.offsets, offset))
+        return LogColumns(
+            keys=self.keys[count:],
+            values=self.values[count:],
+            offsets=self.offsets[count:],
+            timestamps=self.timestamps[count:],
+            headers=None if self.headers is None else self.headers[count:],
+            unread={row - count: why for row, why in self.unread.items() if row >= count},
+        )
+
     @staticmethod
     def concat(parts: Sequence[LogColumns]) -> LogColumns:
         if len(parts) == 1:

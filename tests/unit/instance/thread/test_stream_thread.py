@@ -32,6 +32,8 @@ from everflow.instance.thread.retry_policy import (
 from everflow.memory import WorkerMemory
 from everflow.protocol.messages import (
     ABORTED,
+    CALLS,
+    LEFT,
     BadEntry,
     BadRecord,
     BatchFailedError,
@@ -96,21 +98,50 @@ def test_what_comes_meanwhile_is_left_where_several_logs_are_merged(world: World
     ]
 
 
+@pytest.mark.parametrize(("left", "again"), [(0, False), (2, True)])
+def test_a_batch_of_nothing_is_followed_by_one_where_records_wait_for_answers(
+    world: World, left: int, again: bool
+) -> None:
+    """Else the thread would wait for another record."""
+    world.give_task()
+    world.turn()
+    world.end += 2
+
+    def nothing(request: BatchRequest) -> BatchResult:
+        consumed = {tp: wanted.start for tp, wanted in request.ranges.items()}
+        counts = {"in": 0, LEFT: left}
+        return replace(world.commit(request), consumed=consumed, counts=counts)
+
+    world.behave = nothing
+    requests = len(world.requests)
+    for _ in range(9):
+        world.turn()
+    assert (len(world.requests) > requests + 1) == again
+
+
 def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: World) -> None:
-    """A third of the last batch, `most_rest_ms` at most; not behind a full one or a command."""
+    """A third of the last batch, `most_rest_ms` at most; not behind a full one or a command, not
+    for the time of its calls to the outside, and not while calls are under way (note 070)."""
     limits = replace(world.thread.settings.limits, most_rest_ms=40)
     world.thread.settings = replace(world.thread.settings, limits=limits)
     world.thread.retries.limits = limits
     world.give_task()
     world.turn()
-    took_ms = 20.0
+    took_ms, timings, counts = 20.0, {CALLS: 0.0}, {LEFT: 0}
 
     def commit(request: BatchRequest) -> BatchResult:
         world.clock.advance(took_ms)
-        return world.commit(request)
+        return replace(world.commit(request), timings=timings, counts=counts)
 
     world.behave = commit
-    for took_ms, rest_ms in ((30.0, 18.0), (500.0, 40.0)):
+    for took_ms, calls_ms, left, rest_ms in (
+        (30.0, 0.0, 0, 18.0),
+        (500.0, 0.0, 0, 40.0),
+        (500.0, 470.0, 0, 0.0),
+        (100.0, 10.0, 0, 30.0),
+        (100.0, 10.0, 1, 0.0),
+    ):
+        timings[CALLS], counts[LEFT] = calls_ms, left
         world.end += 3
         assert world.turn()
         ended_ms = world.clock.monotonic_ms()
@@ -782,3 +813,29 @@ def test_a_pause_of_the_instance_forgets_what_was_against_its_tasks() -> None:
 def test_an_error_that_no_handler_replaces_ends_the_thread() -> None:
     error = EverflowError("a defect")
     assert policy().uncaught(error, None, None, ONE, 0.0) == (False, ())
+
+
+def test_a_batch_under_way_is_hurried_for_a_task_that_goes_and_at_the_end() -> None:
+    """Note 070: calls to the outside do not keep anybody waiting."""
+    world = World()
+    wanted: list[bool] = []
+
+    def behave(request: BatchRequest) -> BatchResult:
+        world.thread.drop([OTHER_TASK], lambda tasks: None)
+        wanted.append(world.book.wanted(request.batch_id))
+        return world.commit(request)
+
+    def notes(request: BatchRequest) -> BatchResult:
+        wanted.append(world.book.wanted(request.batch_id))
+        return world.commit(request)
+
+    world.fed(behave)
+    world.turns(2)
+    world.behave, world.end = notes, 20
+    world.turns(2)
+    assert wanted == [False, True]
+    assert world.requests[0].calls_ms == 1_000
+    world.thread.stop()
+    world.end = 30
+    world.turns(2)
+    assert wanted == [False, True, False]

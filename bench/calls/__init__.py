@@ -1,0 +1,1 @@
+"""An HTTP service that is asked for each record, and the program that asks it."""

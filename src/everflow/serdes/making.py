@@ -1,0 +1,171 @@
+"""Makes the serdes of a schema registry from what a program gives."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from everflow.errors import ConfigError, SchemaError
+from everflow.serdes.avro_serde import AvroSerde, parsed_schema
+from everflow.serdes.avro_types import arrow_of
+from everflow.serdes.base import SerdeError
+from everflow.serdes.json_schema_serde import JsonSchemaSerde, json_schema_type
+from everflow.serdes.json_serde import JsonSerde
+from everflow.serdes.protobuf_serde import ProtobufSerde
+from everflow.serdes.protobuf_types import descriptor, message_at, root, schema_of
+from everflow.serdes.registered import STRATEGIES, Registered
+from everflow.serdes.registry import EXTRA, MissingSchema, Reference, Registry, Schema
+from everflow.serdes.wire_format import groups, read_indexes
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What all three formats take, checked."""
+
+    format: str
+    registry: Registry | None
+    subject: str | None
+    strategy: str
+    references: tuple[Reference, ...]
+    auto_register: bool
+    header_id: bool
+
+    @staticmethod
+    def of(
+        format_: str,
+        registry: object,
+        subject: object,
+        strategy: str,
+        references: Sequence[tuple[str, str, int]],
+        auto_register: bool,
+        header_id: bool,
+    ) -> Asked:
+        called = {"AVRO": "avro", "PROTOBUF": "protobuf", "JSON": "json_schema"}[format_]
+        if subject is not None and (not isinstance(subject, str) or not subject):
+            raise ConfigError(f"serdes.{called}: subject is a name, found {subject!r}")
+        if strategy not in STRATEGIES:
+            raise ConfigError(
+                f"serdes.{called}: strategy is one of {', '.join(STRATEGIES)}; found {strategy!r}"
+            )
+        if registry is None and header_id:
+            raise ConfigError(f"serdes.{called}: header_id= is the id of a registry=")
+        if registry is None and references:
+            raise ConfigError(f"serdes.{called}: references= are read from a registry=")
+        asked = None if registry is None else Registry.of(registry)
+        listed = tuple(Reference(*one) for one in references)
+        return Asked(format_, asked, subject, strategy, listed, auto_register, header_id)
+
+    def schema(self, text: str | None) -> Schema:
+        """Of ``text``, or the latest of the subject."""
+        if text is not None:
+            made = Schema(self.format, text, self.references)
+            return made if self.registry is None else self.registry.resolved(made)
+        if self.registry is None or self.subject is None:
+            raise ConfigError("give a schema, or registry= and subject= to read its latest version")
+        try:
+            return self.registry.latest(self.subject, self.format).schema
+        except MissingSchema as error:
+            raise SchemaError(f"there is no schema to read: {error}") from error
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "registry": self.registry,
+            "subject": self.subject,
+            "strategy": self.strategy,
+            "auto_register": self.auto_register,
+            "header_id": self.header_id,
+        }
+
+
+def needs(library: str) -> Any:
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        raise ConfigError(f"this serde needs {library}: {EXTRA}") from error
+
+
+def avro(schema: object, asked: Asked) -> AvroSerde:
+    needs("fastavro")
+    if isinstance(schema, Mapping | list | tuple):
+        schema = json.dumps(schema, separators=(",", ":"))
+    if schema is not None and not isinstance(schema, str):
+        raise SerdeError(f"an Avro schema is JSON, or its values; found {type(schema).__name__}")
+    found = asked.schema(schema)
+    return AvroSerde(found, arrow_of(parsed_schema(found)), **asked.options())
+
+
+def protobuf(message: object, asked: Asked) -> ProtobufSerde:
+    """``message``: a generated class, or the name of one in the schema that the registry has."""
+    needs("google.protobuf")
+    if hasattr(message, "DESCRIPTOR"):
+        found = replace(schema_of(message.DESCRIPTOR.file), references=asked.references)
+        name = message.DESCRIPTOR.full_name
+    elif message is None or isinstance(message, str):
+        found = asked.schema(None)
+        name = descriptor(found, message or "").full_name
+    else:
+        raise SerdeError(
+            f"serdes.protobuf takes a class that protoc generated, or the name of a message; found "
+            f"{type(message).__name__}"
+        )
+    return ProtobufSerde(found, root(found, name).type, message=name, **asked.options())
+
+
+def json_schema(schema: object, asked: Asked) -> JsonSchemaSerde:
+    if isinstance(schema, Mapping):
+        schema = json.dumps(schema, separators=(",", ":"))
+    if schema is not None and not isinstance(schema, str):
+        raise SerdeError(f"a JSON Schema is JSON, or a dict; found {type(schema).__name__}")
+    found = asked.schema(schema)
+    return JsonSchemaSerde(found, json_schema_type(found), **asked.options())
+
+
+def json_text(data: bytes, registry: Registry) -> str:
+    """A value as JSON, by the schema that it was written with, whatever its format. SerdeError,
+    RetriableError."""
+    found, faults = groups(pa.array([data], pa.binary()))
+    if faults:
+        raise faults[0]
+    try:
+        schema = registry.any_schema(found[0].schema)
+    except MissingSchema as error:
+        raise SerdeError(str(error)) from error
+    message = ""
+    if schema.kind == "PROTOBUF":
+        message = message_at(schema, read_indexes(found[0].data[0].as_py())[0])
+    serde = _serde_of(schema, registry, None, message)
+    column = serde.decode_array(pa.array([data], pa.binary()))
+    return str(JsonSerde(serde.type).encode_array(column)[0].as_py().decode())
+
+
+def from_json(text: str, subject: str, registry: Registry) -> bytes:
+    """Inverse of `json_text`, by the latest schema of ``subject``; of Protobuf's, its first
+    message. SerdeError, SchemaError, RetriableError."""
+    serde = _latest(subject, registry)
+    value = JsonSerde(serde.type).decode_array(pa.array([text.encode()], pa.binary()))
+    return bytes(serde.encode_array(value)[0].as_py() or b"null")
+
+
+@lru_cache(maxsize=16)
+def _latest(subject: str, registry: Registry) -> Registered:
+    try:
+        return _serde_of(registry.latest(subject, None).schema, registry, subject, "")
+    except MissingSchema as error:
+        raise SchemaError(f"there is no schema to write by: {error}") from error
+
+
+def _serde_of(schema: Schema, registry: Registry, subject: str | None, message: str) -> Registered:
+    if schema.kind == "AVRO":
+        needs("fastavro")
+        return AvroSerde(schema, arrow_of(parsed_schema(schema)), registry, subject)
+    if schema.kind == "PROTOBUF":
+        needs("google.protobuf")
+        name = descriptor(schema, message).full_name
+        return ProtobufSerde(schema, root(schema, name).type, registry, subject, message=name)
+    return JsonSchemaSerde(schema, json_schema_type(schema), registry, subject)
