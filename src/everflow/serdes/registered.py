@@ -217,6 +217,18 @@ def _version(serde: Registered, subject: str, process: int) -> Version:
     return serde._found(subject)
 
 
+def warm_up(serde: Any) -> None:
+    """Import and compile what a serde of a registry needs, so that the first record does not wait
+    for it (a second and more). The registry is not asked."""
+    found = getattr(serde, "inner", serde)
+    if not isinstance(found, Registered):
+        return
+    if found.registry is not None:
+        found.registry.connect()
+    alone = replace(found, registry=None)
+    alone.encode_array(alone.decode_array(pa.array([], pa.binary())))
+
+
 def in_headers(serde: Any) -> bool:
     """Whether a sink writes the id of its schema into a header."""
     return isinstance(serde, Registered) and serde.header_id and serde.registry is not None

@@ -167,6 +167,10 @@ class Registry:
             "cache.capacity": _MOST_KEPT,
         }
 
+    def connect(self) -> None:
+        """Make this process's client; it asks nothing. ConfigError."""
+        self._client()
+
     def schema(self, id_: SchemaId, kind: str) -> Schema:
         """What records with this id were written with. MissingSchema, RetriableError."""
         return _schema(self, id_, kind, os.getpid())

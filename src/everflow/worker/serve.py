@@ -44,12 +44,14 @@ from everflow.protocol.messages import (
 )
 from everflow.records import StoreChanges, TopicPartition
 from everflow.sockets import MOST_LINE_BYTES, TooLargeError, read_line, require_size
+from everflow.serdes.registered import warm_up
 from everflow.state.lmdb_env import DATA_FILE
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.store_meta import Owner
 from everflow.state.task_directory import distrust
 from everflow.topology.batches import BatchInput
+from everflow.topology.plan import SinkOp
 from everflow.travel.pickled_objects import PickledObjects
 from everflow.worker.calls import SideBySide, close_event_loop, keep_calls
 from everflow.worker.columns import ColumnClient
@@ -389,6 +391,7 @@ class ResidentStep:
             reader = self._connected(request, opened)
             if not request.tasks:  # the thread has none yet, so no record waits
                 reader.warm_up({source.topic for source in self.decoder.sources}, READ_TIMEOUT_S)
+                self._warm_up_serdes()
             request, read = self._read(reader, request)
             memory.begin(sum(found.nbytes for found in read.values()))
         arrivals = self._arrivals(reader, request, read)
@@ -412,6 +415,12 @@ class ResidentStep:
         if not request.ranges:
             memory.settle()  # the process holds no records
         return result
+
+    def _warm_up_serdes(self) -> None:
+        sinks = [op for op in self.step.ops if isinstance(op, SinkOp)]
+        for one in (*self.decoder.sources, *sinks):
+            warm_up(one.key_serde)
+            warm_up(one.value_serde)
 
     def _arrivals(
         self,

@@ -17,10 +17,11 @@ from everflow import serdes
 from everflow.errors import ConfigError, RetriableError, SchemaError
 from everflow.records import HEADERS
 from everflow.serdes import SerdeError
-from everflow.serdes.registered import bare, bound_to, in_front, in_headers
+from everflow.serdes.registered import bare, bound_to, in_front, in_headers, warm_up
 from everflow.serdes.wire_format import with_header, with_ids, without_ids
 from everflow.testing.schema_registry import SchemaRegistry
 from everflow.topology.store_layouts import serde_words
+from unit.serdes.test_protobuf_serde import ORDER
 
 V1 = {
     "type": "record",
@@ -219,6 +220,23 @@ def test_ids_stand_in_headers_too(registry: SchemaRegistry) -> None:
     own = {"key": "__value_schema_id", "value": b"new"}
     assert named.to_pylist() == [[other, own], [other, own], [], [own]]
     assert named.type == HEADERS
+
+
+def test_what_the_first_record_needs_is_made_before_it_and_nothing_is_asked(
+    registry: SchemaRegistry,
+) -> None:
+    fields = [
+        {"name": "m", "type": {"type": "map", "values": ["null", {"type": "array", "items": "long"}]}},
+        {"name": "d", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9}},
+        {"name": "e", "type": {"type": "enum", "name": "E", "symbols": ["A"]}},
+        {"name": "u", "type": ["string", "long", "null"]},
+    ]
+    schema = {"type": "record", "name": "All", "fields": fields}
+    warm_up(serdes.time_windowed(serdes.avro(schema, registry=registry.url), 5))
+    warm_up(serdes.protobuf(ORDER, registry=registry.url))
+    warm_up(serdes.json_schema({"type": "string"}, registry=registry.url))
+    warm_up(serdes.string())
+    assert registry.asked == []
 
 
 def test_an_id_in_a_header_is_of_a_sink_alone(registry: SchemaRegistry) -> None:
