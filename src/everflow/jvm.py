@@ -159,7 +159,7 @@ def _os_ids() -> set[str]:
 
 CONFS = (
     *("broker", "streams", "streams-4.2", "flink", "oracle"),
-    *("schemas", "registry", "spark-avro"),
+    *("schemas", "registry", "connect", "spark-avro"),
 )
 
 _IVY_FOLDER = Path(__file__).with_name("ivy")

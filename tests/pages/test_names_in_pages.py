@@ -36,6 +36,10 @@ OTHERS = {
         *("HeaderSchemaIdSerializer", "GenericAvroSerde"),  # Confluent's
         *("GenericDatumReader", "DynamicMessage"),  # Apache's, Google's
     },
+    "071-change-data.md": {  # Kafka Connect's and Debezium's
+        *("JsonConverter", "JsonSchemaConverter", "ProtobufConverter"),
+        *("ExtractNewRecordState", "UnchangedToastedPlaceholder"),
+    },
 }
 """Names of others, and of examples."""
 

@@ -115,7 +115,7 @@ def test_a_failed_download_leaves_nothing(cache: Path, monkeypatch: pytest.Monke
 
 def test_an_unknown_class_path_is_refused() -> None:
     with pytest.raises(ValueError, match="broker, streams"):
-        jvm.resolve_jars("connect")
+        jvm.resolve_jars("elsewhere")
 
 
 TRAINING = """

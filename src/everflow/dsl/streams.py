@@ -44,7 +44,14 @@ from everflow.dsl.lowering.aggregation import (
     grouped_table,
 )
 from everflow.dsl.lowering.processors import ProcessorCall, Supplier, Transformer, deduplicated
-from everflow.dsl.lowering.tables import TableCall, checked_ttl, store_of, table_of, whole_table
+from everflow.dsl.lowering.tables import (
+    TableCall,
+    checked_ttl,
+    enveloped,
+    store_of,
+    table_of,
+    whole_table,
+)
 from everflow.dsl.lowering.tables import suppressed as suppressed_stream
 from everflow.dsl.stores import EmitStrategy, Store, Suppressed
 from everflow.errors import TopologyError, UnknownBranchError, UnknownNameError, naming_the_line
@@ -64,6 +71,9 @@ from everflow.windows import (
     SlidingWindows,
     TimeWindows,
 )
+
+UPSERTS, CHANGES = "upserts", "changes"
+"""How a table is written to a topic."""
 
 
 class _StreamOrTable(Telling):
@@ -946,6 +956,35 @@ class KTable(_StreamOrTable):
     def to_stream(self, *, name: str | None = None) -> KStream:
         """Emits the table's changes as a stream; deletions have a null value. Keeps headers."""
         return KStream(stateless.changes_of(self._stream, name))
+
+    @builder_call
+    def to(
+        self,
+        topic: str | Expression,
+        *,
+        as_: str = "upserts",
+        key: Serde | None = None,
+        value: Serde | None = None,
+        name: str | None = None,
+        partitioner: Expression | str | None = None,
+    ) -> None:
+        """Writes the table's changes to ``topic``. ``as_``: ``upserts``, the new value of each key,
+        and null for a deletion; or ``changes``, as Debezium writes them: ``struct<before, after,
+        op, ts_ms>``, with ``op`` c, u or d and the time of the update, and after each d a null
+        value. A micro-batch has one change of a key, from what it was before to what it is after.
+
+        ``key``, ``value``, ``partitioner`` and the topics: as in `KStream.to`; with ``changes``,
+        ``value`` is the serde of the envelope, for example `serdes.debezium`. ``changes`` needs a
+        table that has a store, or is made of one that has. Keeps headers.
+        """
+        if as_ not in (UPSERTS, CHANGES):
+            raise TopologyError(f"to: as_ is {UPSERTS!r} or {CHANGES!r}, found {as_!r}")
+        changed = (
+            enveloped(self._stream, "to")
+            if as_ == CHANGES
+            else stateless.changes_of(self._stream, None)
+        )
+        stateless.written(changed, topic, (key, value), partitioner, name)
 
     @builder_call
     def print_table(

@@ -27,13 +27,14 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.graph_builder import GraphBuilder, Stream, builder_call, store_spec
 from everflow.dsl.lowering.stateless import key_partitioner_of
-from everflow.dsl.lowering.tables import Frame, Key, loaded_table, table_stores
+from everflow.dsl.lowering.tables import Frame, Key, has_history, loaded_table, table_stores
 from everflow.dsl.stores import Store
 from everflow.dsl.streams import GlobalKTable, KStream, KTable
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import type_text
+from everflow.serdes.debezium_serde import DebeziumSerde, behind, no_key, of_a_table
 from everflow.setting_checks import BY_DURATION, offset_reset
 from everflow.spark.expressions import analyse
 from everflow.spark.session import start_when_asked
@@ -139,7 +140,8 @@ class StreamsBuilder(Telling):
         ignored and counted. ``timestamp``, ``idle_advance`` and ``partitioner``: as in `stream`.
         ``ttl``: how long (stream time) a row is kept after its record's time. Then the row is
         deleted and the table emits a tombstone; updates older than ``ttl`` are dropped. Keeps
-        headers.
+        headers. ``value=serdes.debezium(...)``: the rows of a database's table, from its change
+        data; a change that is none of a row, or has no key, is a bad record.
         """
         if not isinstance(topic, str):
             raise TopologyError(
@@ -150,7 +152,8 @@ class StreamsBuilder(Telling):
         if name is not None:
             self.graph.burn(1)  # the original burns the source's number where the table has a name
         source, edge = self._source("table", (topic,), source_name, locals())
-        stores, operator = table_stores(self.graph, store, edge, "table", ttl)
+        partial = isinstance(value, DebeziumSerde)
+        stores, operator = table_stores(self.graph, store, edge, "table", ttl, partial=partial)
         node_name = self.graph.node_name(name, "KTABLE-SOURCE-")
         stream = Stream(self.graph, source, edge)
         return KTable(stream.kept(node_name, "SOURCE", operator, stores))
@@ -177,6 +180,12 @@ class StreamsBuilder(Telling):
         kept = self.graph.claim_store(store, "global_table")
         self.graph.claim_topics((topic,))
         edge = Edge.of(*_serdes("global_table", key, value))
+        for serde in (edge.key_serde, edge.value_serde):
+            if isinstance(serde, DebeziumSerde):
+                raise TopologyError(
+                    f"global_table keeps the bytes of its topic, and these are changes: "
+                    f"builder.table({topic!r}, ...).to('a-compacted-topic'), and read that one"
+                )
         if name is not None:
             self.graph.burn(1)
         source = self.graph.node_name(None if name is None else f"{name}-source", "KSTREAM-SOURCE-")
@@ -241,7 +250,10 @@ class StreamsBuilder(Telling):
         pair = _serdes(operator, arguments["key"], arguments["value"])
         first = topics[0] if not isinstance(arguments.get("topics"), re.Pattern) else None
         key_serde, value_serde = bound_serdes(pair, first)
-        edge = Edge.of(key_serde, value_serde)
+        if operator == "table":
+            completes = not has_history(self.graph, arguments["store"])
+            value_serde = of_a_table(value_serde, completes=completes)
+        edge = Edge.of(behind(key_serde), behind(value_serde))
         pattern = arguments.get("topics")
         reading = Reading(
             offset_reset=reset,
@@ -267,10 +279,13 @@ class StreamsBuilder(Telling):
 
 
 def _serdes(operator: str, key: object | None, value: object | None) -> tuple[Serde, Serde]:
-    return (
+    found = (
         serdes.bytes_() if key is None else checked_serde(key, "key", operator),
         serdes.bytes_() if value is None else checked_serde(value, "value", operator),
     )
+    if why := no_key(found[0]):
+        raise TopologyError(f"{operator}: key: {why}")
+    return found
 
 
 def _topics(topics: object) -> tuple[str, ...]:

@@ -32,8 +32,9 @@ def optimized(topology: Topology, optimization: str) -> Topology:
     """The topology as it is run with this setting.
 
     Left as they are: tables with a history, whose versions compaction would take away; tables
-    without a changelog; those whose keys are not written as they were read; and those whose source
-    says where it begins, or what time a record has. (Of what processing leaves out: note 065.)
+    without a changelog; those whose keys are not written as they were read; those of change data,
+    which keep rows and not changes; and those whose source says where it begins, or what time a
+    record has. (Of what processing leaves out: note 065.)
     """
     if optimization != REUSE_SOURCE_TOPICS:
         return topology
@@ -49,7 +50,8 @@ def _reusing(node: Node, sources: dict[str, SourceNode]) -> Node:
         return node
     (spec,) = node.stores
     written_back = isinstance(spec.key_serde, _WRITTEN_BACK)
-    if not spec.logging or not written_back or not _as_it_is(source.reading):
+    other_bytes = source.value_serde != spec.value_serde  # change data
+    if other_bytes or not spec.logging or not written_back or not _as_it_is(source.reading):
         return node
     return replace(node, stores=(replace(spec, source_topic=source.topics[0]),))
 

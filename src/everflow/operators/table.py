@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from everflow.operators.grouping import (
     NEVER,
     Flags,
+    Groups,
     Kept,
     KeyedOperator,
     Stores,
@@ -30,7 +31,9 @@ from everflow.operators.user_code import written_alike, written_bytes
 from everflow.records import LATE, EdgeBatch, Int64, TasksResult, valid
 from everflow.serdes import Serde
 from everflow.serdes.changed import changed_type
+from everflow.serdes.debezium_serde import lacking
 from everflow.serdes.windowed import window_store_keys
+from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.topology.graph import Inputs, Operator, TableOperator
 from everflow.topology.plan import StatefulOp
 
@@ -48,6 +51,8 @@ class TableSpec(KeyedOperator):
     emit_every_update: bool = False
     only_visible: bool = False
     """A deletion of what is not there is dropped (KAFKA-10077); this one reads the store."""
+    partial: bool = False
+    """Values that a change of its source does not have stay as they are (note 071)."""
 
     @property
     def result(self) -> pa.DataType:
@@ -58,6 +63,8 @@ class TableSpec(KeyedOperator):
         if self.only_visible:
             batch = self._visible(batch, inputs)
         groups = self.groups_of(batch, inputs, skip_null_values=False)
+        if self.partial:
+            batch = self._completed(batch, groups, inputs)
         last_rows = groups.rows[groups.last]
         written = written_bytes(
             self.value_serde, batch.value.take(last_rows), self.store, batch, last_rows
@@ -71,6 +78,30 @@ class TableSpec(KeyedOperator):
         rows = groups.rows[at]
         values, times = batch.value.take(rows), batch.timestamp[rows]
         return result(batch, groups, changes, at=at, values=values, timestamps=times)
+
+    def _completed(self, batch: EdgeBatch, groups: Groups, inputs: Inputs) -> EdgeBatch:
+        """What a change does not have is what the entry had before it; null where there was none.
+        The store is read only where a change lacks something."""
+        lacks = lacking(batch.value)
+        if not lacks:
+            return batch
+        some = np.any(list(lacks.values()), axis=0)
+        codes = np.unique(groups.codes[some[groups.rows]]).tolist()
+        entries = groups.entries(inputs, self.store)
+        stored = [entry and entry[TIMESTAMP_BYTES:] for entry in (entries[one] for one in codes)]
+        known = self.value_serde.decode_array(pa.array(stored, pa.binary())).to_pylist()
+        rows_of = dict(zip(codes, known, strict=True))
+        at = np.flatnonzero(np.isin(groups.codes, codes))
+        rows = groups.rows[at]
+        values = batch.value.take(pa.array(rows)).to_pylist()
+        for value, row, code in zip(values, rows.tolist(), groups.codes[at].tolist(), strict=True):
+            for name in [one for one, flags in lacks.items() if flags[row]]:
+                value[name] = (rows_of[code] or {}).get(name)
+            rows_of[code] = value
+        places = np.arange(len(batch))
+        places[rows] = len(batch) + np.arange(len(rows))
+        both = pa.concat_arrays([batch.value, pa.array(values, batch.value.type)])
+        return batch.with_columns(value=both.take(pa.array(places)))
 
     def _visible(self, batch: EdgeBatch, inputs: Inputs) -> EdgeBatch:
         groups = self.groups_of(batch, inputs, skip_null_values=False)
@@ -206,6 +237,32 @@ class TableChanges(Operator):
         key = pa.concat_arrays([right.key, left.key]).take(rows + is_old * count)
         value = pa.StructArray.from_arrays(values, fields=list(changed_type(right.value.type)))
         return TasksResult(right.take(rows).with_columns(key, value), {}, {}, {})
+
+
+@dataclass(frozen=True)
+class Changes(Operator):
+    """Of each update an envelope of Debezium, ``struct<before, after, op, ts_ms>``; of a deletion
+    also a null value behind it, by which compaction forgets the key. A deletion of what was not
+    there is none. ``type``: of the envelope."""
+
+    type: pa.DataType
+    old_sides: ClassVar[tuple[int, ...]] = (0,)
+
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`; op is c, u or d, ts_ms the time of the update's record."""
+        (new,) = inputs.sides
+        old = new.old
+        assert old is not None
+        was, there = valid(old.value), valid(new.value)
+        changed, gone = np.flatnonzero(was | there), np.flatnonzero(was & ~there)
+        rows = np.concatenate([changed, gone])
+        ends = np.arange(len(rows)) >= len(changed)
+        order = np.lexsort((ends, rows))
+        rows, ends = rows[order], ends[order]
+        ops = pa.array(["c", "u", "d"]).take(pa.array(was[rows] * (2 - there[rows].astype(int))))
+        columns = [old.value.take(rows), new.value.take(rows), ops, pa.array(new.timestamp[rows])]
+        value = pa.StructArray.from_arrays(columns, fields=list(self.type), mask=pa.array(ends))
+        return TasksResult(new.take(rows).with_columns(value=value), {}, {}, {})
 
 
 # --- repeated records: the first of an id goes on, those that are close to it in time do not ------

@@ -4,7 +4,8 @@
 formats are Java's, so that topics and changelogs can be shared with Kafka Streams applications.
 `base` defines a serde; `primitives`, `lists`, `json_serde`, `packed` and `windowed` are the kinds;
 `schema` reads types from text, `arrow_types` checks Python values. `registered` is what the serdes
-of a schema registry share (note 069): `avro_serde`, `protobuf_serde`, `json_schema_serde`.
+of a schema registry share (note 069): `avro_serde`, `protobuf_serde`, `json_schema_serde`;
+`debezium_serde` is the one of change data (note 071).
 May import layer 0, Arrow and orjson; `registry` alone asks anybody. Driver and workers run it.
 """
 
@@ -51,6 +52,7 @@ __all__ = [
     "avro",
     "boolean",
     "bytes_",
+    "debezium",
     "double",
     "float_",
     "from_type",
@@ -193,6 +195,36 @@ def json_schema(
         "JSON", registry, subject, strategy, references, auto_register, header_id
     )
     return making.json_schema(schema, made)
+
+
+def debezium(
+    columns: Any,
+    *,
+    form: str = "envelope",
+    source: Any = None,
+    registry: str | Mapping[str, str] | None = None,
+    decimals: str | Mapping[str, str] | None = None,
+    times: str | Mapping[str, str] | None = None,
+) -> Serde:
+    """Change data of Debezium, of a table with these ``columns`` (a schema as in `json`; others
+    that the table has are not read).
+
+    ``form``: ``envelope``, Debezium's own, or ``row``, which `ExtractNewRecordState` makes of it,
+    and which keys have. `StreamsBuilder.stream` gives the envelope, ``struct<before, after, source,
+    op, ts_ms>`` (``source`` with the fields that are named, ``"lsn bigint, table string"``);
+    `StreamsBuilder.table` gives the rows, and deletes those that are deleted.
+
+    Without ``registry``: JSON of Kafka Connect, with or without a schema in each record. With it:
+    Avro, as in `avro`, which is read only. Where a record has a schema, that says how decimals and
+    times are written. Where it has none, ``decimals`` does: ``precise`` (the default), ``string``,
+    ``double``, or ``variable`` (a column without a scale), and ``times``: ``ms``, ``us``, ``ns`` or
+    ``iso``; for all columns, or a dict by column. A timestamp that is a number needs it. JSON is
+    written in this way, too.
+
+    With ``registry`` it needs ``everflow[schemas]``. Raises SerdeError for what is no column or no
+    such word; ConfigError for a setting of the registry.
+    """
+    return making.debezium(columns, form, source, registry, decimals, times)
 
 
 def time_windowed(inner: Serde, size_ms: int) -> Serde:

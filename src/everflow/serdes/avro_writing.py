@@ -144,6 +144,11 @@ def _fixed(column: pa.Array, type_: Avro, path: str) -> pa.Array:
     return column
 
 
+def decimal_bytes(column: pa.Array) -> pa.Array:
+    """Of a column of decimals without nulls: big endian, in as few bytes as Java writes."""
+    return _decimals(column, None, "")
+
+
 def _decimals(column: pa.Array, size: int | None, path: str) -> pa.Array:
     """Big endian, two's complement; in as few bytes as Java's BigInteger takes, or in ``size``."""
     raw = np.frombuffer(column.buffers()[1], np.uint8)

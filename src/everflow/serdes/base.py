@@ -220,7 +220,7 @@ def _naming_first(data: pa.Array, decode: Callable[[pa.Array], pa.Array]) -> pa.
         raise
 
 
-_BY_COLUMN = frozenset({"json", "packed", "avro", "protobuf", "json_schema"})
+_BY_COLUMN = frozenset({"json", "packed", "avro", "protobuf", "json_schema", "debezium"})
 """Kinds of serdes whose `encode` is `encode_one`."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -12,15 +12,19 @@ from typing import Any
 import pyarrow as pa
 
 from everflow.errors import ConfigError, SchemaError
+from everflow.serdes.arrow_types import holds, type_text
 from everflow.serdes.avro_serde import AvroSerde, parsed_schema
 from everflow.serdes.avro_types import arrow_of
 from everflow.serdes.base import SerdeError
+from everflow.serdes.connect_types import DECIMALS, TIMES, Said, Words
+from everflow.serdes.debezium_serde import ENVELOPE, ROW, DebeziumSerde, envelope_type
 from everflow.serdes.json_schema_serde import JsonSchemaSerde, json_schema_type
 from everflow.serdes.json_serde import JsonSerde
 from everflow.serdes.protobuf_serde import ProtobufSerde
 from everflow.serdes.protobuf_types import descriptor, message_at, root, schema_of
 from everflow.serdes.registered import STRATEGIES, Registered
 from everflow.serdes.registry import EXTRA, MissingSchema, Reference, Registry, Schema
+from everflow.serdes.schema import arrow_type
 from everflow.serdes.wire_format import groups, read_indexes
 
 
@@ -124,6 +128,70 @@ def json_schema(schema: object, asked: Asked) -> JsonSchemaSerde:
         raise SerdeError(f"a JSON Schema is JSON, or a dict; found {type(schema).__name__}")
     found = asked.schema(schema)
     return JsonSchemaSerde(found, json_schema_type(found), **asked.options())
+
+
+def debezium(
+    columns: object,
+    form: str,
+    source: object,
+    registry: object,
+    decimals: object,
+    times: object,
+) -> DebeziumSerde:
+    row = _struct(columns, "columns")
+    if form not in (ENVELOPE, ROW):
+        raise SerdeError(f"serdes.debezium: form is {ENVELOPE!r} or {ROW!r}, found {form!r}")
+    if source is not None and form == ROW:
+        raise SerdeError("serdes.debezium: source= is a part of an envelope, and this is a row")
+    if registry is not None:
+        needs("fastavro")
+    type_ = row
+    if form == ENVELOPE:
+        type_ = envelope_type(row, None if source is None else _struct(source, "source"))
+    words = (
+        _words("decimals", decimals, DECIMALS, row, pa.types.is_decimal),
+        _words("times", times, TIMES, row, pa.types.is_temporal),
+    )
+    asked = None if registry is None else Registry.of(registry)
+    schema = Schema("AVRO", "")  # of the program there is none: the columns are
+    return DebeziumSerde(schema, type_, asked, columns=row, shape=form, said=Said(*words))
+
+
+def _struct(columns: object, called: str) -> pa.DataType:
+    found = arrow_type(columns)
+    if not pa.types.is_struct(found) or not len(found):
+        raise SerdeError(
+            f"serdes.debezium: {called} are fields, e.g. 'id bigint, name string'; found "
+            f"{type_text(found)}"
+        )
+    return found
+
+
+def _words(
+    called: str,
+    given: object,
+    known: Sequence[str],
+    row: pa.DataType,
+    fits: Callable[[pa.DataType], bool],
+) -> Words:
+    """Of ``decimals=`` or ``times=``: for all columns, or by column."""
+    default: Words = getattr(Said(), called)
+    if given is None:
+        return default
+    found: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"": given}
+    for name, word in found.items():
+        if word not in known:
+            raise SerdeError(
+                f"serdes.debezium: {called} is one of {', '.join(known)}, or a dict of them by "
+                f"column; found {word!r}"
+            )
+        at = row.get_field_index(name) if name else -1
+        if name and (at < 0 or not holds(row.field(at).type, fits)):
+            raise SerdeError(
+                f"serdes.debezium: {called} names {name!r}, which is no such column: "
+                f"{type_text(row)}"
+            )
+    return tuple(sorted({**dict(default), **found}.items()))
 
 
 def json_text(data: bytes, registry: Registry) -> str:

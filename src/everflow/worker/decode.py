@@ -39,8 +39,9 @@ from everflow.records import (
     listed_headers,
     valid,
 )
-from everflow.serdes import Serde
+from everflow.serdes import Serde, SerdeError
 from everflow.serdes.arrow_types import UnfitError, column_of
+from everflow.serdes.debezium_serde import NO_KEY, keyless
 from everflow.serdes.json_serde import JsonSerde
 from everflow.serdes.registered import Registered
 from everflow.serdes.wire_format import with_header, without_ids
@@ -348,6 +349,10 @@ def decoded_records(
             faults[row] = _fault(
                 source, raw, row, error, f"{part} is not a valid {_called(serde)}: {_why(error)}"
             )
+    for row in keyless(source.value_serde, raw.key, raw.value).tolist():
+        if row not in faults:
+            lacks = SerdeError(NO_KEY)
+            faults[row] = _fault(source, raw, row, lacks, f"the record is {NO_KEY}")
     for row, reason in (unread or {}).items():
         why = f"the record cannot be read: {_why(reason)}"
         faults[row] = _fault(source, raw, row, reason, why)
@@ -430,7 +435,7 @@ def _fault(
 
 _WITH_SCHEMAS = (
     *("json", "packed", "list", "time_windowed", "session_windowed"),
-    *("avro", "protobuf", "json_schema"),
+    *("avro", "protobuf", "json_schema", "debezium"),
 )
 
 

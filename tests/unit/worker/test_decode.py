@@ -36,6 +36,7 @@ from everflow.protocol.messages import (
 from everflow.records import EdgeBatch, KeyPlaces, OffsetRange, StoreChanges, TaskId, TopicPartition
 from everflow.serdes import Serde
 from everflow.serdes.by_record import adopted
+from everflow.serdes.debezium_serde import of_a_table
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store_meta import Owner
 from everflow.topology.batches import BatchInput
@@ -84,6 +85,19 @@ def test_a_serde_that_decodes_to_another_type_is_named_with_the_record() -> None
     assert pairs(good) == [("a", 1), ("c", 3)]
     told = bad.value.to_pylist()[0]["error"]
     assert re.fullmatch(r"value .* Digits\(\): .*\(int\): .* found str 'x'", told)
+
+
+def test_a_change_without_a_key_is_a_bad_record_of_a_table() -> None:
+    changes = serdes.debezium("a bigint")
+    data = [b'{"op":"c","after":{"a":1}}', b'{"op":"t"}', None, b'{"op":"c","after":{"a":2}}']
+    records = batch([None, None, None, b"k"], data)
+    good, bad = decoded_records(reading(of_a_table(changes)), records, Judge())
+    assert pairs(good) == [(None, None), ("k", {"a": 2})]
+    told = [one["error"] for one in bad.value.to_pylist()]
+    assert bad.offset.tolist() == [40, 41]
+    assert ["message.key.columns" in told[0], "skipped.operations" in told[1]] == [True, True]
+    good, bad = decoded_records(reading(changes), records, Judge())
+    assert (len(good), len(bad)) == (4, 0)
 
 
 class Halves:

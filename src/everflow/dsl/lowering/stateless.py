@@ -33,6 +33,7 @@ from everflow.dsl.graph_builder import Stream
 from everflow.errors import TopologyError
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import type_text
+from everflow.serdes.debezium_serde import reads_only
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import (
     PREPARE,
@@ -210,6 +211,9 @@ def written(
     target = target_of(topic, stream.edge)
     chosen = partitioner_of(partitioner, stream.edge, "to", target)
     used = bound_serdes(stream.with_serdes("to", *serdes).edge.serdes("to"), target)
+    for part, serde in zip(("key", "value"), used, strict=True):
+        if why := reads_only(serde):
+            raise TopologyError(f"to: {part}: {why}")
     node_name = stream.graph.node_name(name, "KSTREAM-SINK-")
     node = SinkNode(node_name, (stream.node,), stream.edge.type, target, *used)
     stream.graph.add(replace(node, partitioner=chosen))

@@ -39,10 +39,17 @@ from everflow.operators.aggregates.windowed_aggregate import CountWindowSpec, Se
 from everflow.operators.joins import JoinedTable, TableTableJoin
 from everflow.operators.joins.joined_table import MappedTable, TableOfBoth, TableRead
 from everflow.operators.suppress import SuppressSpec
-from everflow.operators.table import LatestUpdates, TableSpec, VersionedTableSpec, VisibleUpdates
+from everflow.operators.table import (
+    Changes,
+    LatestUpdates,
+    TableSpec,
+    VersionedTableSpec,
+    VisibleUpdates,
+)
 from everflow.operators.time_to_live import TimeToLiveSpec
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import normal_type, type_text
+from everflow.serdes.debezium_serde import envelope_type
 from everflow.spark.expressions import analyse, arrow_type, without_error_log
 from everflow.state.store import VERSIONED, StoreSpec
 from everflow.topology.graph import (
@@ -81,8 +88,19 @@ def with_ttl(
     return spec, (store, bytes_store(index))
 
 
+def has_history(graph: GraphBuilder, store: str) -> bool:
+    options = graph.options.get(store)
+    return options is not None and options.history is not None
+
+
 def table_stores(
-    graph: GraphBuilder, name: str, edge: Edge, operator: str, ttl: Duration | None = None
+    graph: GraphBuilder,
+    name: str,
+    edge: Edge,
+    operator: str,
+    ttl: Duration | None = None,
+    *,
+    partial: bool = False,
 ) -> tuple[tuple[StoreSpec, ...], TableSpec | VersionedTableSpec | TimeToLiveSpec]:
     options = graph.options.get(name)
     history = None if options is None else options.history
@@ -97,7 +115,7 @@ def table_stores(
         history_ms = duration_ms(history)
         spec = store_spec(name, written, VERSIONED, retention_ms=history_ms)
         return (spec,), VersionedTableSpec(name, *written, history_ms)
-    spec, table = store_spec(name, written), TableSpec(name, *written)
+    spec, table = store_spec(name, written), TableSpec(name, *written, partial=partial)
     if ttl_ms is None:
         return (spec,), table
     ending, stores = with_ttl(graph, table, spec, ttl_ms, operator)
@@ -389,6 +407,22 @@ def kept_node(
     kept = TableSpec(store, *written, only_visible=only_visible)
     stores = (store_spec(store, written),)
     return StatefulNode(name, (table.node,), out, "MATERIALIZED", kept, stores)
+
+
+# --- changes of a table as Debezium writes them (note 071) ----------------------------------------
+
+
+def enveloped(table: Stream, operator: str) -> Stream:
+    """The table's changes as envelopes, with what each entry was."""
+    graph = table.graph
+    node = graph.new_name("KTABLE-CHANGES-")
+    updates = latest_updates(graph, table.node, node, operator)
+    if not tells_old(graph, updates, forced=True):
+        stored_table(graph, table.node, operator)  # says what it lacks
+        raise AssertionError("a table that can be asked knows what it was")
+    made = envelope_type(table.edge.type.value)
+    source, edge = table.behind(updates, table.edge), table.edge.with_types(value=made)
+    return source.kept(node, "CHANGES", Changes(edge.type.value), edge=edge)
 
 
 # --- ``KTable.suppress``, and results of windows that close: buffered in a store (KIP-328) --------
