@@ -43,6 +43,7 @@ from bench.programs.marks import print_marks
 from bench.readers import measure as readers
 from bench.results import Measurement, print_rows, summarise, write_json
 from bench.schemas import measure as schemas
+from bench.sinks import measure as sinks
 from bench.systems import (
     DEFAULT_SYSTEMS,
     EVERFLOW,
@@ -77,7 +78,7 @@ BESIDE_KAFKA_STREAMS = (
     "migrate",
     "schemas",
 )
-BY_ITSELF = ("memory", "backlog", "fairness", "readers", "metrics", "calls")
+BY_ITSELF = ("memory", "backlog", "fairness", "readers", "metrics", "calls", "sinks")
 BENCHES = (*BESIDE_KAFKA_STREAMS, *BY_ITSELF, "assignor")
 MEASURES = ("throughput", "latency")
 KEYS = 100_000
@@ -115,6 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
         readers.TooCostlyError,
         assignor.SlowError,
         calls.TooSlowError,
+        sinks.TooSlowError,
         schemas.TooSlowError,
         CannotMeasureError,
         StateGrowsError,
@@ -193,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
         "--records",
         type=_positive,
         help="throughput: 2,000,000; programs: each has its own; fairness: 2,000,000 a thread; "
-        "readers: 6,000,000 a round; metrics: 2,000,000; calls: 100,000; "
+        "readers: 6,000,000 a round; metrics: 2,000,000; calls: 100,000; sinks: 1,000,000; "
         "restore: 3,000,000; growth: 1,000,000",
     )
     parser.add_argument(
@@ -501,6 +503,9 @@ def _by_itself(
             **common,
         )
         return calls.measure(asking, bootstrap_servers, folder)
+    if options.bench == "sinks":
+        giving = sinks.SinksPlan(runs=options.runs or 1, timeout_s=options.timeout, **common)
+        return sinks.measure(giving, bootstrap_servers, folder)
     return fairness.measure(fairness.FairnessPlan(**common), bootstrap_servers, folder)
 
 

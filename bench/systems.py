@@ -38,10 +38,12 @@ DEFAULT_SYSTEMS = (KAFKA_STREAMS, EVERFLOW)
 COUNT = "count"
 BACKLOG = "backlog"
 CALLS = "calls"
+SINKS = "sinks"
 _PROGRAMS = {
     COUNT: "bench.apps.count_app:builder",
     BACKLOG: "bench.backlog.program:builder",
     CALLS: "bench.calls.program:builder",
+    SINKS: "bench.sinks.program:builder",
     "trades-avro": "bench.schemas.programs:trades_avro",
     "trades-protobuf": "bench.schemas.programs:trades_protobuf",
 }

@@ -73,6 +73,7 @@ SECTIONS = (
         "Processor BatchProcessor ValueTransformer ProcessorContext Record RecordMetadata "
         "PunctuationType punctuate Stores KeyValueStore VersionedStore WindowStore SessionStore",
     ),
+    Section("Sinks", "sinks.md", "SinkBatch"),
     Section("Serdes", "serdes.md", "serdes"),
     Section(
         "Running",

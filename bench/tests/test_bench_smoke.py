@@ -179,6 +179,16 @@ def test_formats_of_a_registry_are_measured_with_their_bytes_compared(tmp_path: 
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.spark
+def test_rows_of_sinks_are_measured_once_each_is_there(tmp_path: Path) -> None:
+    rows, said = bench(tmp_path, "sinks", "--records", "20000", judged=False)
+    assert {("throughput", "parquet"), ("throughput", "delta")} <= {
+        (row["metric"], row["case"]) for row in rows
+    }, said
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.spark
 def test_a_backlog_of_small_and_of_large_records_keeps_to_the_bounds(tmp_path: Path) -> None:
     sizes = ["--bytes", "60000000", "--record-bytes", "1000,1000000"]
     rows, said = bench(tmp_path, "backlog", *sizes)

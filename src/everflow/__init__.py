@@ -85,6 +85,8 @@ if TYPE_CHECKING:
     from everflow.operators.processors.stores import WindowStore as WindowStore
     from everflow.records import TaskId as TaskId
     from everflow.records import TopicPartition as TopicPartition
+    from everflow.sinks.batch import RefusedRows as RefusedRows
+    from everflow.sinks.batch import SinkBatch as SinkBatch
     from everflow.snapshots.frames import diff_state as diff_state
     from everflow.snapshots.frames import read_state as read_state
     from everflow.snapshots.query_errors import InvalidStateStoreError as InvalidStateStoreError
@@ -152,6 +154,7 @@ _NAMES = {
     "instance.describe": "TaskStatus",
     "snapshots.frames": "diff_state read_state",
     "snapshots.state_source": "EverflowStateSource",
+    "sinks.batch": "RefusedRows SinkBatch",
     "spark.session": "session",
     "state.store": "VersionedRecord",
     "topology.graph": (

@@ -248,6 +248,12 @@ class RecordRefusedError(_DetailedError, code="EF-RECORD-REFUSED"):
         return frozenset(time for _, _, time in self.records)
 
 
+class SinkError(FatalError, code="EF-SINK"):
+    """A sink does not take what the program gives it: another schema, no such table, no right to
+    write, no key. Nothing of the micro-batch was written there. The message names the sink, and
+    column and types where they do not fit."""
+
+
 class DamagedEntryError(_DetailedError, code="EF-DAMAGED-ENTRY"):
     """An entry of a store cannot be decoded, and its changelog, if it has one, has the same bytes:
     the store's serdes did not write them. No record was skipped. The message says what to do. If

@@ -132,6 +132,7 @@ MUTATIONS = {
     "The command line": ("testing.broker typer",),
     "JSON": ("kafka.admin orjson",),
     "Schemas of a registry": ("worker.decode fastavro", "dsl.streams confluent_kafka"),
+    "Clients of sinks": ("worker.deliver psycopg", "dsl.streams deltalake"),
     "The type checker's own": ("errors typing_extensions",),
     "Arrow": ("membership.member pyarrow",),
     "numpy": ("dsl.streams numpy",),

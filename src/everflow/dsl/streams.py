@@ -31,7 +31,7 @@ from everflow.dsl.expressions import (
     in_expressions,
 )
 from everflow.dsl.graph_builder import Stream, builder_call
-from everflow.dsl.lowering import joins, stateless
+from everflow.dsl.lowering import joins, sinks, stateless
 from everflow.dsl.lowering.aggregation import (
     Aggregation,
     CogroupedStreams,
@@ -716,6 +716,45 @@ class KStream(_StreamOrTable):
         window by default, so all windows of a key are in one partition. Keeps headers.
         """
         stateless.written(self._stream, topic, (key, value), partitioner, name)
+
+    @builder_call
+    def write_stream(
+        self,
+        format: str | type,  # noqa: A002 - PySpark's word
+        *,
+        name: str,
+        key: str | Iterable[str] | None = None,
+        **options: Any,
+    ) -> None:
+        """Writes the records as rows to another system: one transaction per task and micro-batch.
+        The columns are the fields of the value, or one column ``value``.
+
+        ``format``: ``"postgresql"`` (``dsn``, ``table``, ``mode="append" | "upsert"``), ``"delta"``
+        (``path``, ``storage_options``, ``partition_by``), ``"iceberg"`` (``table``, ``catalog``,
+        ``properties``), ``"parquet"`` (``path``, ``compression``): each row is there once, whatever
+        fails. Or ``"http"`` (``url``, ``headers``, ``timeout_s``, in seconds), or a ``DataSource``
+        class of PySpark whose ``streamWriter`` is used, with its options: at least once.
+
+        ``name``: under which the sink keeps which offsets it has; it belongs to the rows for good.
+        ``key``: the column that the key becomes, several for a struct's fields; by default the key
+        is not written. With ``mode="upsert"`` it is required; a null value deletes the key's row.
+        Raises SetupError if a package is missing.
+        """
+        sinks.written(self._stream, format, name, key, options)
+
+    @builder_call
+    def for_each_batch(self, action: Callable[..., object], *, name: str | None = None) -> None:
+        """Calls ``action(rows)`` or ``action(rows, batch)`` once for each task and micro-batch that
+        has rows, before the micro-batch is committed; returns no stream.
+
+        ``rows``: a ``pyarrow.Table`` in processing order, whose columns are named as in
+        expressions: ``key`` (or ``key.field``), ``value`` (or ``value.field``), ``timestamp``
+        (ms), ``topic``, ``partition``, ``offset`` (-1 if a clock has made the row). If the first
+        parameter is annotated ``pandas.DataFrame``, it is one. ``batch``: a `SinkBatch`, with task,
+        id and offsets. After a failure rows may come again, in other batches: `SinkBatch.to_write`
+        is for functions that need each row once.
+        """
+        sinks.called_for_batch(self._stream, action, name)
 
     @builder_call
     def print_table(

@@ -259,6 +259,8 @@ class Printed(NamedTuple):
 
 CALLS = "calls"
 """The phase of a batch in which operators wait for calls to the outside (note 070)."""
+SINKS = "sinks"
+"""The phase of a batch in which sinks outside Kafka take its rows (note 072)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +279,7 @@ class BatchResult:
         deferred_offsets: at-least-once only: the rebalancing group did not take the offsets; they
             go with the next batch.
         timings: ms spent by the worker: ``read`` (waiting for and reading its input),
-            ``operators``, `CALLS`, ``write`` (records to the broker), ``gate``, ``offsets``,
+            ``operators``, `CALLS`, `SINKS`, ``write`` (records to the broker), ``gate``, ``offsets``,
             ``commit``, ``apply``; and ``began``, the epoch ms at which it was called.
         blocked_ms: for so long its transaction was open while the broker was still ending the one
             before.

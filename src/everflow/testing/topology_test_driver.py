@@ -23,7 +23,7 @@ import pyarrow as pa
 from everflow.clock import in_utc
 from everflow.columns.key_partitions import MURMUR2, java_partitions
 from everflow.config import EXACTLY_ONCE_V2
-from everflow.dsl.expressions import bound_serdes, checked_serde
+from everflow.dsl.expressions import bound_serdes, checked_serde, required_parameters
 from everflow.dsl.lowering.stateless import key_partitioner_of
 from everflow.errors import TopologyError, naming_the_line
 from everflow.exact_texts import exact_ms
@@ -50,6 +50,7 @@ from everflow.records import (
 )
 from everflow.retry import waiting
 from everflow.serdes import Serde
+from everflow.sinks.function import BatchFunction
 from everflow.snapshots.query_errors import StoreKindError, StoreNotFoundError
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.testing.store_views import (
@@ -74,6 +75,7 @@ from everflow.topology.plan import (
     GlobalTable,
     LoadedTable,
     PhysicalPlan,
+    WriteOp,
     emitting_every_update,
     plan,
     with_default_extractor,
@@ -83,6 +85,7 @@ from everflow.topology.subtopologies import SubTopologies, cut, internal_topics,
 from everflow.user_program import user_line
 from everflow.worker.columns import ColumnClient
 from everflow.worker.decode import LogDecoder
+from everflow.worker.deliver import deliver
 from everflow.worker.failures import DescribedFailure, RecordFailure, Sources, UndecodableRecord
 from everflow.worker.isolation import Isolated, Trial, stores_of, trial_of
 from everflow.worker.letters import GlobalRecords, Letters, take_letters
@@ -107,6 +110,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         default_timestamp_extractor: for sources without ``timestamp=``; None: records keep their
             time, and a negative one raises an error.
         topics: the existing topics, for sources that have a pattern.
+        sinks: by the name of a `KStream.write_stream` or `KStream.for_each_batch` a function that
+            is called in its place, with (rows) or (rows, batch); others write where they say.
         partitions: the number of every topic, or numbers by topic (1 for topics not named);
             repartition topics get theirs as on a broker. TopologyError, as at the start of an
             instance, if topics that must have equal numbers do not. With 1 all topics have one
@@ -127,6 +132,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         default_timestamp_extractor: TimestampExtractor | None = None,
         topics: Collection[str] = (),
         partitions: int | Mapping[str, int] = 1,
+        sinks: Mapping[str, Callable[..., object]] | None = None,
     ) -> None:
         where = user_line()
         checked_topology(topology, "TopologyTestDriver")
@@ -178,12 +184,19 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         step = TaskStep.of(
             self._plan, columns.prepared, self._stores, self._keep, handlers=handlers
         )
+        self._sinks = _functions_of(sinks or {}, self._plan)
         self._packed = packed((step.sources, step.times, step.ops), self._plan)
         self._step = self._as_travelled(step)
         self._tables.load(self._wall_clock_ms)
 
     def _as_travelled(self, step: TaskStep) -> TaskStep:
         sources, times, ops = self._packed.copy()
+        ops = tuple(
+            replace(op, node=replace(op.node, sink=self._sinks[op.name]))
+            if isinstance(op, WriteOp) and op.name in self._sinks
+            else op
+            for op in ops
+        )
         return replace(step, sources=sources, times=times, ops=ops)
 
     def __exit__(self, *_: object) -> None:
@@ -442,6 +455,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         sources: Sources,
     ) -> BatchResult:
         """The step's sink."""
+        deliver(request, result, sources, lambda _: None)
         take_letters(result, sources)
         self._result, self._written = result, []
         writer = _MemoryWriter(self._written.extend, self._topics.count)
@@ -462,6 +476,22 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 "The driver is closed: make a new one. (reset() empties one that is to be used "
                 "again.)"
             )
+
+
+def _functions_of(
+    sinks: Mapping[str, Callable[..., object]], plan: PhysicalPlan
+) -> dict[str, BatchFunction]:
+    known = [op.name for op in plan.ops if isinstance(op, WriteOp)]
+    for name in sinks:
+        if name not in known:
+            raise TopologyError(
+                f"the topology has no sink {name!r}; it has {', '.join(known) or 'none'}",
+                where=user_line(),
+            )
+    return {
+        name: BatchFunction(fn, required_parameters(fn) or 1, frame=False)
+        for name, fn in sinks.items()
+    }
 
 
 class _Outputs:

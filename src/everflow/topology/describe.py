@@ -36,6 +36,7 @@ from everflow.topology.graph import (
     TimeFunction,
     UnnestNode,
     WholeTableNode,
+    WriteNode,
 )
 from everflow.topology.plan import (
     ARROW,
@@ -49,6 +50,7 @@ from everflow.topology.plan import (
     SinkOp,
     StatefulOp,
     TimeOp,
+    WriteOp,
     computed_by,
     why_not_arrow,
 )
@@ -410,6 +412,12 @@ def _of_op(op: PlanOp | TimeOp) -> Iterator[ExecutionPath]:
                 ARROW,
                 f"prints {rows} rows of a batch at most",
                 op.where,
+            )
+        case WriteOp(node=WriteNode(sink=sink)):
+            called = _texts(sink)
+            what = f"calls {called}" if called else f"writes to {sink!r}"
+            yield ExecutionPath(
+                op.name, PYTHON if called else ARROW, f"{what} once for a task's rows", op.where
             )
         case StatefulOp():
             stores = "store " + ", ".join(

@@ -21,6 +21,7 @@ from everflow.retry import pauses_ms
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import normal_type, type_text
 from everflow.serdes.base import ResultDecoder
+from everflow.sinks.batch import Sink
 from everflow.state.store import StoreSpec, StoreView
 
 
@@ -322,6 +323,21 @@ class PrintNode(Node):
     title: str
     rows: int
     label: str = "PRINTER"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteNode(Node):
+    """Gives its records to a sink outside Kafka, a call per task and micro-batch (note 072).
+
+    ``key``: the names of the columns that the key becomes beside the fields of the value (or
+    ``value``); empty: it is left out. None: the rows have what expressions see. ``one_input``: it
+    names a batch by a number, which only a task with one input has.
+    """
+
+    sink: Sink
+    key: tuple[str, ...] | None
+    one_input: bool = False
+    label: str = "SINK"
 
 
 @dataclass(frozen=True)

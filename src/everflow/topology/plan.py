@@ -46,6 +46,7 @@ from everflow.topology.graph import (
     TimeFunction,
     TimestampExtractor,
     UnnestNode,
+    WriteNode,
     input_name,
 )
 from everflow.topology.idle_sources import IdleSource, idle_sources, sources_of
@@ -255,7 +256,15 @@ class SinkOp(_Step):
     `KeyPartitioner`'s name. None: as Java does."""
 
 
-StepOp = NodeOp | AskOp | StatefulOp | SinkOp
+@dataclass(frozen=True, kw_only=True)
+class WriteOp(_Step):
+    """A WriteNode; ``subtopology``: of its tasks."""
+
+    node: WriteNode
+    subtopology: int
+
+
+StepOp = NodeOp | AskOp | StatefulOp | SinkOp | WriteOp
 PlanOp = ColumnsOp | StepOp
 
 
@@ -595,6 +604,17 @@ class _Planner:
             case PrintNode():
                 self._sides[node.name] = (node.inputs,)
                 self._ops.append(NodeOp.of(node, self._inputs(node)))
+            case WriteNode():
+                self._sides[node.name] = (node.inputs,)
+                self._ops.append(
+                    WriteOp(
+                        name=node.name,
+                        where=node.where,
+                        node=node,
+                        inputs=self._inputs(node),
+                        subtopology=self._sub[node.name],
+                    )
+                )
             case GlobalTableNode():
                 self._global_tables.append(self._global_table(node))
             case LoadedTableNode():
@@ -867,6 +887,13 @@ class _Planner:
         sources = tuple(
             replace(source, merged=topics_of[source.subtopology] > 1) for source in self._sources
         )
+        for op in self._ops:
+            if isinstance(op, WriteOp) and op.node.one_input and topics_of[op.subtopology] > 1:
+                raise TopologyError(
+                    f"{op.name} numbers its batches by the offsets of one input, and its task "
+                    f"reads {topics_of[op.subtopology]}: write .repartition(name=...) in front",
+                    where=op.where,
+                )
         ops = (*self._times, *self._ops)
         columns = (op for op in ops if isinstance(op, ColumnsOp))  # a getter sees no headers
         headers = self._needs_headers() or any("headers" in op.uses for op in columns)

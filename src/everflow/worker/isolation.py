@@ -19,6 +19,7 @@ from everflow.kafka.reading.record_columns import LogColumns
 from everflow.protocol.messages import COMMITTED, BadRecord, BatchRequest, BatchResult, timed
 from everflow.records import Int64, TopicPartition
 from everflow.serdes import SerdeError
+from everflow.sinks.batch import SinkAhead
 from everflow.topology.batches import BatchInput, KnownResults
 from everflow.worker.decode import Fault, Judge, LogDecoder
 from everflow.worker.failures import (
@@ -109,6 +110,9 @@ class Isolated:
             except MoreRecords:
                 assert self.arriving is not None
                 request, read = self.arriving.joined(request, read)
+                continue
+            except SinkAhead as ahead:
+                request, read = self._shorter(_exactly(request, read, ahead.ends))
                 continue
             except CallsEnded as over:
                 request, read = self._shorter(_until(request, read, over.ends), calls=True)
@@ -364,3 +368,18 @@ def _until(
     """What lies before these offsets; of other partitions all."""
     until = {tp: ends.get(tp, wanted.end) for tp, wanted in request.ranges.items()}
     return request.ending(until), {tp: columns.before(until[tp]) for tp, columns in read.items()}
+
+
+def _exactly(
+    request: BatchRequest,
+    read: Mapping[TopicPartition, LogColumns],
+    ends: Mapping[TopicPartition, int],
+) -> tuple[BatchRequest, Mapping[TopicPartition, LogColumns]]:
+    """What lies before these offsets, merged as if the logs ended there: all of it is consumed,
+    once it is read."""
+    nearer = {tp: min(end, request.ranges[tp].end) for tp, end in ends.items()}
+    shorter, part = _until(request, read, nearer)
+    waits = request.waits
+    if waits is not None:
+        waits = [tp for tp in waits if tp not in ends]
+    return replace(shorter, log_ends={**shorter.log_ends, **ends}, waits=waits), part

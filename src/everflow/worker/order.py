@@ -21,7 +21,7 @@ import numpy.typing as npt
 from everflow.records import EdgeBatch, Int64, OffsetRange, TaskId, TopicPartition
 from everflow.topology.arrival import DIGIT, Way, Ways
 from everflow.topology.batches import BatchInput, appended, concat, empty_like, in_order
-from everflow.topology.plan import AskOp, NodeOp, SinkOp, StatefulOp
+from everflow.topology.plan import AskOp, NodeOp, SinkOp, StatefulOp, WriteOp
 from everflow.topology.sources import Source, sources_of_logs
 
 # --- what an operator gets ------------------------------------------------------------------------
@@ -29,7 +29,7 @@ from everflow.topology.sources import Source, sources_of_logs
 
 Records = MutableMapping[int, EdgeBatch]
 Paths = npt.NDArray[np.bytes_]
-StatelessOp = NodeOp | AskOp | SinkOp
+StatelessOp = NodeOp | AskOp | SinkOp | WriteOp
 MakingOp = StatefulOp | NodeOp | AskOp
 
 FIRST_ID = 1 << 40

@@ -43,8 +43,8 @@ from everflow.protocol.messages import (
     timed,
 )
 from everflow.records import StoreChanges, TopicPartition
-from everflow.sockets import MOST_LINE_BYTES, TooLargeError, read_line, require_size
 from everflow.serdes.registered import warm_up
+from everflow.sockets import MOST_LINE_BYTES, TooLargeError, read_line, require_size
 from everflow.state.lmdb_env import DATA_FILE
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec

@@ -30,6 +30,7 @@ from everflow.protocol.messages import (
     ABORTED,
     COMMITTED,
     RENEWED,
+    SINKS,
     BatchFigures,
     BatchRequest,
     BatchResult,
@@ -55,6 +56,7 @@ from everflow.state.store_meta import NO_INPUTS, Owner
 from everflow.topology.sources import sources_of_logs
 from everflow.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT
 from everflow.worker.crash_points import COMMITTED as POINT_COMMITTED
+from everflow.worker.deliver import deliver
 from everflow.worker.failures import Sources
 from everflow.worker.letters import (
     FLUSH_TIMEOUT_S,
@@ -208,6 +210,10 @@ class KafkaSink:
         letters = Letters.of(
             self.dead_letter_topic, result.dead_letters, sources, request.wall_clock_ms
         )
+        if result.given:
+            # No transaction is open while the outside is waited for.
+            with timed(result.timings, SINKS):
+                deliver(request, result, sources, self.ports.reached)
         while True:
             try:
                 done = batch.transacted(letters, corrections)

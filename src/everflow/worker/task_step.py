@@ -60,6 +60,7 @@ from everflow.topology.plan import (
     StatefulOp,
     StepOp,
     TimeOp,
+    WriteOp,
 )
 from everflow.topology.sources import Source
 from everflow.user_program import one_line, shown
@@ -105,6 +106,14 @@ class SinkOutput:
     """What says where each goes; None: its key."""
 
 
+@dataclass(frozen=True)
+class GivenRows:
+    """Records that a `WriteOp` is to give its sink, in merge order."""
+
+    op: WriteOp
+    batch: EdgeBatch
+
+
 @dataclass(kw_only=True)
 class StepResult:
     """All effects of one micro-batch, before any of them has happened. ``changes`` are in order;
@@ -113,6 +122,7 @@ class StepResult:
     struct<value, error>)."""
 
     outputs: list[SinkOutput] = field(default_factory=list)
+    given: list[GivenRows] = field(default_factory=list)
     changes: dict[TaskId, list[StoreChanges]] = field(default_factory=dict)
     consumed: dict[TopicPartition, int] = field(default_factory=dict)
     stream_times: dict[TaskId, dict[str, int]] = field(default_factory=dict)
@@ -375,6 +385,9 @@ class _Running:
                     self._run_stateful(op)
             case SinkOp():
                 self.result.outputs += _to_outputs(op, self._failures(op))
+            case WriteOp():
+                rows = in_order(order.read(op))
+                self.result.given += [GivenRows(op, rows)] if len(rows) else []
             case AskOp():
                 order.keep(op, ask(op, order.read(op), self.step.sources, self.request))
             case NodeOp(node=FunctionNode() as node):
@@ -387,8 +400,8 @@ class _Running:
             case NodeOp(node=UnnestNode() as node):
                 order.keep(op, _unnested(node, order.read(op)))
             case NodeOp(node=PrintNode() as node):
-                rows = printed_of(node, merge_tasks(in_order(order.read(op))))
-                self.result.printed += [rows] if rows.rows else []
+                printed = printed_of(node, merge_tasks(in_order(order.read(op))))
+                self.result.printed += [printed] if printed.rows else []
 
     def _calls(self, node: FunctionNode) -> MakesCalls:
         if node.calls is None:

@@ -7,6 +7,7 @@ Topics are named after the application, so that every test has its own.
 import faulthandler
 import json
 import logging
+import os
 import signal
 import sys
 import threading
@@ -68,7 +69,28 @@ def _cancel_jobs() -> None:
     get_context().cancelAllJobs()
 
 
-PROGRAMS = {"counts-and-copies": counts_and_copies, "shared-store": shared_store}
+ROWS = "EVERFLOW_TEST_ROWS"
+"""The folder in which `rows_outside` writes."""
+
+
+def rows_outside(application: str) -> StreamsBuilder:
+    """`counts_and_copies` whose copies and counts are rows of files, too (note 072)."""
+    builder = StreamsBuilder()
+    records = builder.stream(input_topic(application), key=serdes.string(), value=serdes.string())
+    records.to(copies_topic(application))
+    counts = records.group_by_key().count(store=COUNTS).to_stream()
+    counts.to(counts_topic(application))
+    for name, rows in (("copies", records), ("counts", counts)):
+        path = os.path.join(os.environ[ROWS], name)
+        rows.write_stream("parquet", name=name, key="key", path=path)
+    return builder
+
+
+PROGRAMS = {
+    "counts-and-copies": counts_and_copies,
+    "shared-store": shared_store,
+    "rows-outside": rows_outside,
+}
 
 
 def main(name: str, settings: dict[str, Any]) -> None:

@@ -226,7 +226,10 @@ def test_what_the_first_record_needs_is_made_before_it_and_nothing_is_asked(
     registry: SchemaRegistry,
 ) -> None:
     fields = [
-        {"name": "m", "type": {"type": "map", "values": ["null", {"type": "array", "items": "long"}]}},
+        {
+            "name": "m",
+            "type": {"type": "map", "values": ["null", {"type": "array", "items": "long"}]},
+        },
         {"name": "d", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9}},
         {"name": "e", "type": {"type": "enum", "name": "E", "symbols": ["A"]}},
         {"name": "u", "type": ["string", "long", "null"]},

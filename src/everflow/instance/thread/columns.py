@@ -30,6 +30,7 @@ from everflow.topology.plan import (
     PhysicalPlan,
     Projection,
     Stage,
+    WriteOp,
     plan,
     why_not_arrow,
 )
@@ -145,7 +146,7 @@ def packed(content: Any, plan: PhysicalPlan) -> PickledObjects:
         check = TravelCheck()
         for op in (*plan.times, *plan.ops):
             if not isinstance(op, ColumnsOp):
-                taken = op.node if isinstance(op, NodeOp) else op
+                taken = op.node if isinstance(op, NodeOp | WriteOp) else op
                 called = getattr(taken, "op", op.name)
                 check.require(vars(taken), called, getattr(op, "where", None))
         raise

@@ -43,7 +43,7 @@ from everflow.instance.thread.failure_text import ending, in_full, short
 from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.logs import some
 from everflow.memory import BatchMemory, WorkerMemory
-from everflow.protocol.messages import CALLS, LEFT, BatchFailure, BatchResult
+from everflow.protocol.messages import CALLS, LEFT, SINKS, BatchFailure, BatchResult
 from everflow.records import OffsetRange, Ranges, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 
@@ -504,10 +504,10 @@ class RetryPolicy:
             self.quarantine.progressed(task)
         self.stalled.committed(result, progressed, tasks, elapsed_ms, now_ms)
         bounds = self.bounds
-        # Calls to the outside cost no processor, and meanwhile records have come to share a batch.
-        calls_ms = result.timings.get(CALLS, 0.0)
-        working_ms = max(0.0, elapsed_ms - calls_ms)
-        rest_ms = max(0.0, self.size.rest_ms(bounds, read, working_ms, progressed) - calls_ms)
+        # The outside costs no processor, and meanwhile records have come to share a batch.
+        outside_ms = result.timings.get(CALLS, 0.0) + result.timings.get(SINKS, 0.0)
+        working_ms = max(0.0, elapsed_ms - outside_ms)
+        rest_ms = max(0.0, self.size.rest_ms(bounds, read, working_ms, progressed) - outside_ms)
         if result.counts.get(LEFT):  # the next one waits for their answers, in company
             rest_ms = 0.0
         ending_ms = self.size.ending_rest_ms if rest_ms else 0.0

@@ -34,6 +34,7 @@ from everflow.protocol.messages import (
     ABORTED,
     CALLS,
     LEFT,
+    SINKS,
     BadEntry,
     BadRecord,
     BatchFailedError,
@@ -119,29 +120,32 @@ def test_a_batch_of_nothing_is_followed_by_one_where_records_wait_for_answers(
     assert (len(world.requests) > requests + 1) == again
 
 
-def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: World) -> None:
+@pytest.mark.parametrize("outside", [CALLS, SINKS])
+def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(
+    world: World, outside: str
+) -> None:
     """A third of the last batch, `most_rest_ms` at most; not behind a full one or a command, not
-    for the time of its calls to the outside, and not while calls are under way (note 070)."""
+    for the time of its calls to the outside, and not while calls are under way (notes 070, 072)."""
     limits = replace(world.thread.settings.limits, most_rest_ms=40)
     world.thread.settings = replace(world.thread.settings, limits=limits)
     world.thread.retries.limits = limits
     world.give_task()
     world.turn()
-    took_ms, timings, counts = 20.0, {CALLS: 0.0}, {LEFT: 0}
+    took_ms, timings, counts = 20.0, {outside: 0.0}, {LEFT: 0}
 
     def commit(request: BatchRequest) -> BatchResult:
         world.clock.advance(took_ms)
         return replace(world.commit(request), timings=timings, counts=counts)
 
     world.behave = commit
-    for took_ms, calls_ms, left, rest_ms in (
+    for took_ms, outside_ms, left, rest_ms in (
         (30.0, 0.0, 0, 18.0),
         (500.0, 0.0, 0, 40.0),
         (500.0, 470.0, 0, 0.0),
         (100.0, 10.0, 0, 30.0),
         (100.0, 10.0, 1, 0.0),
     ):
-        timings[CALLS], counts[LEFT] = calls_ms, left
+        timings[outside], counts[LEFT] = outside_ms, left
         world.end += 3
         assert world.turn()
         ended_ms = world.clock.monotonic_ms()

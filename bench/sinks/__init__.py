@@ -1,0 +1,1 @@
+"""Rows of a topic that go to sinks outside Kafka."""

@@ -1,0 +1,182 @@
+"""Streams that end in sinks outside Kafka (note 072)."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql.datasource import DataSource
+
+from everflow.dsl.expressions import (
+    check_name,
+    function_name,
+    refuse_awaited,
+    refuse_pyspark,
+    required_parameters,
+)
+from everflow.dsl.graph_builder import Stream
+from everflow.errors import SetupError, TopologyError
+from everflow.serdes.arrow_types import type_text
+from everflow.sinks.batch import Sink
+from everflow.sinks.data_source import DataSourceSink
+from everflow.sinks.function import BatchFunction
+from everflow.topology.graph import EdgeType, WriteNode
+
+FORMATS: Mapping[str, tuple[str, str]] = {
+    "postgresql": ("everflow.sinks.postgresql", "PostgresSink"),
+    "delta": ("everflow.sinks.delta", "DeltaSink"),
+    "iceberg": ("everflow.sinks.iceberg", "IcebergSink"),
+    "parquet": ("everflow.sinks.files", "ParquetSink"),
+    "http": ("everflow.sinks.http_service", "HttpSink"),
+}
+"""Module and class of each."""
+
+
+def written(
+    stream: Stream,
+    kind: str | type,
+    name: str,
+    key: str | Iterable[str] | None,
+    options: Mapping[str, Any],
+) -> None:
+    check_name("sink", name)
+    node_name = stream.graph.node_name(name, "KSTREAM-SINK-")
+    columns = _key_columns(stream.edge.type, key)
+    sink: Sink
+    if isinstance(kind, type) and issubclass(kind, DataSource):
+        texts = {option: _option_text(value) for option, value in options.items()}
+        sink = DataSourceSink(source=kind, options=texts)
+    else:
+        sink = _built_in(kind, options)
+    _check_mode(sink, columns)
+    _check_columns(stream.edge.type, columns)
+    _add(stream, node_name, sink, columns)
+
+
+def called_for_batch(stream: Stream, action: Callable[..., Any], name: str | None) -> None:
+    refuse_pyspark(action, "for_each_batch")
+    if isinstance(action, Column) or not callable(action):
+        raise TopologyError(f"for_each_batch calls a Python function, found {action!r}")
+    refuse_awaited(action, "for_each_batch")
+    takes = required_parameters(action)
+    if takes not in (1, 2, None):
+        raise TopologyError(
+            f"for_each_batch calls its function with (rows) or (rows, batch); "
+            f"{function_name(action)} takes {takes} arguments"
+        )
+    frame = _annotated(action)
+    if frame.startswith("pyspark."):
+        raise TopologyError(
+            f"for_each_batch: {function_name(action)} takes a DataFrame of PySpark, which a worker "
+            f"has no session for: annotate it pyarrow.Table or pandas.DataFrame, or build what "
+            f"Spark is to do with Columns in front"
+        )
+    node_name = stream.graph.node_name(name, "KSTREAM-FOREACHBATCH-")
+    of_pandas = frame.startswith("pandas.") or frame in ("pd.DataFrame", "DataFrame")
+    _add(stream, node_name, BatchFunction(action, takes or 1, of_pandas), None)
+
+
+def _add(stream: Stream, name: str, sink: Sink, key: tuple[str, ...] | None) -> None:
+    stream.graph.add(
+        WriteNode(
+            name=name,
+            inputs=(stream.node,),
+            out=stream.edge.type,
+            sink=sink,
+            key=key,
+            one_input=isinstance(sink, DataSourceSink),
+        )
+    )
+
+
+def _annotated(action: Callable[..., Any]) -> str:
+    """Module and name of the first parameter's annotation, or its text; empty without one."""
+    try:
+        first = next(iter(inspect.signature(action).parameters.values()), None)
+    except (TypeError, ValueError):
+        return ""
+    if first is None or first.annotation is first.empty:
+        return ""
+    found = first.annotation
+    if isinstance(found, str):
+        return found
+    return f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', '')}"
+
+
+def _built_in(kind: object, options: Mapping[str, Any]) -> Sink:
+    if not isinstance(kind, str) or kind not in FORMATS:
+        near = difflib.get_close_matches(str(kind), FORMATS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise TopologyError(
+            f"write_stream: format is one of {', '.join(FORMATS)}, or a DataSource class of "
+            f"PySpark (the class, not its name), found {kind!r}{hint}"
+        )
+    module, name = FORMATS[kind]
+    made: Any = getattr(import_module(module), name)
+    if find_spec(getattr(made, "PACKAGE", "json")) is None:
+        raise SetupError(
+            f"write_stream({kind!r}) needs {made.PACKAGE}: pip install 'everflow[{made.EXTRA}]'"
+        )
+    known = {one.name: one for one in dataclasses.fields(made) if one.init}
+    for option in options:
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TopologyError(
+                f"write_stream: {kind} has no option {option!r}; it has {', '.join(known)}{hint}"
+            )
+    missing = [
+        one.name
+        for one in known.values()
+        if one.name not in options
+        and one.default is dataclasses.MISSING
+        and one.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise TopologyError(f"write_stream: {kind} needs {', '.join(missing)}")
+    sink: Sink = made(**options)
+    return sink
+
+
+def _key_columns(edge: EdgeType, key: str | Iterable[str] | None) -> tuple[str, ...]:
+    if key is None:
+        return ()
+    names = (key,) if isinstance(key, str) else tuple(key)
+    count = edge.key.num_fields if pa.types.is_struct(edge.key) else 1
+    if len(names) != count or not all(isinstance(one, str) and one for one in names):
+        raise TopologyError(
+            f"write_stream: the key is {type_text(edge.key)}: key= names {count} column(s), found "
+            f"{key!r}"
+        )
+    return names
+
+
+def _check_mode(sink: Any, key: tuple[str, ...]) -> None:
+    mode, modes = getattr(sink, "mode", None), getattr(sink, "MODES", ())
+    if mode is not None and mode not in modes:
+        raise TopologyError(f"write_stream: mode is one of {', '.join(modes)}, found {mode!r}")
+    if mode == "upsert" and not key:
+        raise TopologyError("write_stream: mode='upsert' needs key=, the columns of the key")
+
+
+def _check_columns(edge: EdgeType, key: tuple[str, ...]) -> None:
+    struct = pa.types.is_struct(edge.value) and edge.value.num_fields
+    values = [one.name for one in edge.value] if struct else ["value"]
+    names = [*key, *values]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise TopologyError(
+            f"write_stream: two columns are called {', '.join(sorted(twice))}; name the key's "
+            f"otherwise with key=, or leave the field out with map_values"
+        )
+
+
+def _option_text(value: object) -> str:
+    """As Spark writes the values of options."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

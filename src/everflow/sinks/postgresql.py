@@ -1,0 +1,347 @@
+"""Rows to a table of PostgreSQL: COPY, or COPY and upsert, with the position in one transaction.
+
+Rows go as CSV, which Arrow writes in columns: COPY's parser is then what takes the time.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+
+from everflow.errors import RetriableError, SinkError
+from everflow.records import Int64, TopicPartition
+from everflow.sinks.batch import RefusedRows, SinkBatch, family, last_of_each, misfit
+
+CHUNK = 1 << 20
+"""Bytes that are handed to COPY at a time."""
+DEFAULTS: Mapping[str, Any] = {
+    "connect_timeout": 10,
+    "tcp_user_timeout": 30_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "application_name": "everflow",
+}
+"""Unless the dsn says otherwise: a server that vanishes is noticed within half a minute, not by the
+watchdog of batches."""
+LOCK_TIMEOUT = "60s"
+"""Whoever holds the position, or the table, for longer is waited for by `task.timeout.ms`."""
+_LINE = re.compile(r"^COPY .*, line (\d+)", re.MULTILINE)
+_PASSING = frozenset(("08", "28", "40", "53", "55", "57", "58"))
+"""Classes of SQLSTATE: connections, logins, rollbacks (deadlocks), resources (a full disk, too many
+connections), locks, shutdowns, faults of the system."""
+_OF_ROWS = frozenset(("22", "23"))
+"""Data, and constraints."""
+_NUMBERS = ("smallint", "integer", "bigint", "numeric", "real", "double precision")
+_TEXTS = ("text", "character varying", "character", "json", "jsonb", "uuid", "inet", "xml")
+_TYPES: Mapping[str, tuple[str, ...]] = {
+    "whole number": _NUMBERS,
+    "number": ("real", "double precision", "numeric"),
+    "decimal": ("numeric", "double precision", "real"),
+    "text": _TEXTS,
+    "bytes": ("bytea",),
+    "time": ("timestamp with time zone",),
+    "local time": ("timestamp without time zone",),
+    "date": ("date", "timestamp without time zone"),
+    "boolean": ("boolean",),
+    "struct": ("json", "jsonb", "text"),
+    "map": ("json", "jsonb", "text"),
+    "list": ("json", "jsonb", "text"),
+}
+
+
+@dataclass(eq=False, kw_only=True)
+class PostgresSink:
+    """A `Sink`. See `KStream.write_stream`."""
+
+    dsn: str = field(repr=False)
+    """As libpq reads it; passwords belong to ``PGPASSWORD`` or ``~/.pgpass``."""
+    table: str
+    mode: str = "append"
+    positions: str = "everflow_positions"
+    _connection: Any = field(default=None, init=False, repr=False)
+    _types: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+
+    MODES = ("append", "upsert")
+    PACKAGE, EXTRA = "psycopg", "postgresql"
+    _staged = "everflow_rows"
+    """A table of the session; a CHECK of the target is made here, where the row is known."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_connection": None, "_types": {}}
+
+    def write(self, batch: SinkBatch) -> None:
+        """See `Sink`."""
+        lines = _Lines()
+        with self._failures(batch, lines):
+            connection = self._connected()
+            if not self._types:
+                self._prepare(connection, batch)
+            with connection.transaction(), connection.cursor() as cursor:
+                if not batch.to_write(self._position(cursor, batch)):
+                    return
+                if self.mode == "append":
+                    self._copied(cursor, self.table, batch.rows, lines)
+                else:
+                    self._upserted(cursor, batch, lines)
+                self._keep_position(cursor, batch)
+
+    # --- rows -------------------------------------------------------------------------------------
+
+    def _copied(self, cursor: Any, table: str, rows: pa.Table, lines: _Lines) -> None:
+        _refuse_ends(rows, lines.rows)
+        lines.begin(rows)
+        columns = ", ".join(map(quoted, rows.column_names))
+        text = memoryview(as_csv(rows))
+        with cursor.copy(f"COPY {table} ({columns}) FROM STDIN (FORMAT csv, HEADER)") as copy:
+            for at in range(0, len(text), CHUNK):
+                copy.write(text[at : at + CHUNK])
+        lines.over()
+        if cursor.rowcount != len(rows):
+            raise SinkError(f"COPY {table} took {cursor.rowcount} of {len(rows)} rows")
+
+    def _upserted(self, cursor: Any, batch: SinkBatch, lines: _Lines) -> None:
+        """The last row of each key counts: an INSERT may touch a row of the table once."""
+        last = last_of_each(batch.rows, batch.keys)
+        gone = np.zeros(len(batch.rows), bool)
+        if batch.deletes is not None:
+            gone = batch.deletes.to_numpy(zero_copy_only=False)
+        at: Int64 = last.to_numpy().astype(np.int64)
+        kept, deleted = at[~gone[at]], at[gone[at]]
+        keys = [quoted(name) for name in batch.keys]
+        if len(deleted):
+            found = batch.rows.select(batch.keys).take(pa.array(deleted)).to_pylist()
+            where = " AND ".join(f"{name} = %s" for name in keys)
+            cursor.executemany(
+                f"DELETE FROM {self.table} WHERE {where}", [tuple(row.values()) for row in found]
+            )
+        if not len(kept):
+            return
+        lines.rows = kept
+        cursor.execute(
+            f"CREATE TEMPORARY TABLE IF NOT EXISTS {self._staged} (LIKE {self.table} INCLUDING "
+            f"DEFAULTS INCLUDING CONSTRAINTS) ON COMMIT DELETE ROWS"
+        )
+        self._copied(cursor, self._staged, batch.rows.take(pa.array(kept)), lines)
+        names = [quoted(name) for name in batch.rows.column_names]
+        others = [name for name in names if name not in keys]
+        sets = ", ".join(f"{name} = EXCLUDED.{name}" for name in others)
+        then = f"UPDATE SET {sets}" if sets else "NOTHING"
+        columns = ", ".join(names)
+        cursor.execute(
+            f"INSERT INTO {self.table} ({columns}) SELECT {columns} FROM {self._staged} "
+            f"ON CONFLICT ({', '.join(keys)}) DO {then}"
+        )
+
+    # --- the position -----------------------------------------------------------------------------
+
+    def _position(self, cursor: Any, batch: SinkBatch) -> dict[TopicPartition, int]:
+        """Under a lock until the end of the transaction. A row for each input is there at once: two
+        that come first would not see each other's."""
+        if not batch.offsets:
+            return {}
+        found = self._stored(cursor, batch)
+        if len(found) < len(batch.offsets):
+            cursor.executemany(
+                f"INSERT INTO {self.positions} VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING",
+                [
+                    (batch.application_id, batch.sink, str(tp), one.start)
+                    for tp, one in batch.offsets.items()
+                    if tp not in found
+                ],
+            )
+            found = self._stored(cursor, batch)
+        return found
+
+    def _stored(self, cursor: Any, batch: SinkBatch) -> dict[TopicPartition, int]:
+        logs = [str(tp) for tp in sorted(batch.offsets)]
+        cursor.execute(
+            f"SELECT log, position FROM {self.positions} WHERE application = %s AND sink = %s "
+            f"AND log = ANY(%s) ORDER BY log FOR UPDATE",
+            (batch.application_id, batch.sink, logs),
+        )
+        return {TopicPartition.parse(log): int(at) for log, at in cursor.fetchall()}
+
+    def _keep_position(self, cursor: Any, batch: SinkBatch) -> None:
+        if not batch.offsets:
+            return
+        cursor.executemany(
+            f"UPDATE {self.positions} SET position = %s "
+            f"WHERE application = %s AND sink = %s AND log = %s",
+            [(end, batch.application_id, batch.sink, str(tp)) for tp, end in batch.ends.items()],
+        )
+
+    # --- the connection ---------------------------------------------------------------------------
+
+    def _connected(self) -> Any:
+        import psycopg
+
+        if self._connection is None:
+            given = psycopg.conninfo.conninfo_to_dict(self.dsn)
+            settings: dict[str, Any] = {**DEFAULTS, **given}
+            connection = psycopg.connect(**settings, autocommit=True)
+            connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
+            self._connection = connection
+        return self._connection
+
+    def _prepare(self, connection: Any, batch: SinkBatch) -> None:
+        import psycopg
+
+        (there,) = connection.execute("SELECT to_regclass(%s)", (self.positions,)).fetchone()
+        if there is None:
+            # Two that create it at once may meet in the catalog, in spite of IF NOT EXISTS.
+            with suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable):
+                connection.execute(
+                    f"CREATE TABLE IF NOT EXISTS {self.positions} (application text, sink text, "
+                    f"log text, position bigint NOT NULL, PRIMARY KEY (application, sink, log))"
+                )
+        types = dict(
+            connection.execute(
+                "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute "
+                "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
+                (self.table,),
+            ).fetchall()
+        )
+        require_types(batch.sink, self.table, batch.rows.schema, types)
+        self._types = types
+
+    @contextmanager
+    def _failures(self, batch: SinkBatch, lines: _Lines) -> Iterator[None]:
+        import psycopg
+
+        try:
+            yield
+        except psycopg.Error as error:
+            self._close()
+            raise failure(batch.sink, self.table, error, lines) from error
+        except BaseException:
+            if self._connection is not None and self._connection.closed:
+                self._connection = None
+            raise
+
+    def _close(self) -> None:
+        connection, self._connection, self._types = self._connection, None, {}
+        if connection is not None:
+            connection.close()
+
+
+class _Lines:
+    """Which row a line of what COPY reads belongs to."""
+
+    def __init__(self) -> None:
+        self.rows: Int64 | None = None
+        """The batch's rows that are copied; None: all."""
+        self._copied: pa.Table | None = None
+
+    def begin(self, copied: pa.Table) -> None:
+        self._copied = copied
+
+    def over(self) -> None:
+        self._copied = None
+
+    def row_of(self, line: int) -> int | None:
+        """None: not while rows were copied."""
+        if self._copied is None:
+            return None
+        ends = np.ones(len(self._copied), np.int64)
+        for column in as_texts(self._copied).columns:
+            if pa.types.is_string(column.type):
+                breaks = pc.fill_null(pc.count_substring(column, "\n"), 0)
+                ends += breaks.to_numpy().astype(np.int64)
+        row = int(np.searchsorted(np.cumsum(ends), line - 1))  # behind the header
+        if row >= len(ends):
+            return None
+        return row if self.rows is None else int(self.rows[row])
+
+
+def failure(sink: str, table: str, error: Any, lines: _Lines) -> Exception:
+    """What a psycopg error means. ``lines``: of the rows that were copied."""
+    state = error.sqlstate
+    text = " ".join(str(error).split())
+    wrong_dsn = state is None and type(error).__name__ == "ProgrammingError"
+    if not wrong_dsn and (state is None or state[:2] in _PASSING):
+        full = " There is no room left." if state in ("53100", "53200") else ""
+        return RetriableError(f"PostgreSQL does not take the rows of {table}.{full} {text}")
+    context = error.diag.context or ""
+    if not wrong_dsn and state[:2] in _OF_ROWS and (line := _LINE.search(context)) is not None:
+        row = lines.row_of(int(line[1]))
+        if row is not None:
+            return RefusedRows({row: error})
+    return SinkError(
+        f"Sink {sink}: PostgreSQL refuses the rows for {table} ({state or 'dsn'}): {text}"
+    )
+
+
+def require_types(sink: str, table: str, rows: pa.Schema, types: Mapping[str, str]) -> None:
+    """SinkError for a column that the table does not have, or has in a type that does not fit.
+    A type of the user's (an enum, a domain) takes texts."""
+    known = {name for names in _TYPES.values() for name in names}
+    for column in rows:
+        found = types.get(column.name)
+        if found is None:
+            raise SinkError(
+                f"Sink {sink}: table {table} has no column {column.name!r}, which the rows have; "
+                f"it has {', '.join(types)}. Choose columns with map_values, or alter the table."
+            )
+        fits = _TYPES.get(family(column.type), ())
+        own = found not in known and family(column.type) == "text"
+        if found not in fits and not own:
+            raise misfit(sink, table, column, found)
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def as_texts(rows: pa.Table) -> pa.Table:
+    """The same in columns that Arrow writes as PostgreSQL reads them."""
+    return pa.table({name: _text(rows.column(name)) for name in rows.column_names})
+
+
+def as_csv(rows: pa.Table) -> pa.Buffer:
+    """A null is nothing, an empty text is in quotes: COPY tells them apart. It counts the lines of
+    texts only once it has seen where a line ends: the header, which it leaves out, shows it."""
+    out = io.BytesIO()
+    csv.write_csv(as_texts(rows), out, csv.WriteOptions(include_header=True))
+    return out.getbuffer()
+
+
+def _refuse_ends(rows: pa.Table, numbers: Int64 | None) -> None:
+    """RefusedRows for texts with a line of ``\\.``, which ends COPY's data before PostgreSQL 18, in
+    quotes, too."""
+    for column in rows.columns:
+        if pa.types.is_string(column.type):
+            ends = pc.fill_null(pc.match_substring_regex(column, r"\n\\\.(\r?\n|$)"), False)
+            found = np.flatnonzero(ends.to_numpy())
+            at = found if numbers is None else numbers[found]
+            if len(at):
+                error = ValueError("a text has a line that is \\. alone, where COPY ends its data")
+                raise RefusedRows(dict.fromkeys(at.tolist(), error))
+
+
+def _text(column: pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
+    kind = array.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return _listed(array, lambda value: "\\x" + value.hex())
+    if pa.types.is_nested(kind):
+        return _listed(array, lambda value: json.dumps(value, default=str, ensure_ascii=False))
+    return array
+
+
+def _listed(array: pa.Array, write: Any) -> pa.Array:
+    return pa.array(
+        [None if value is None else write(value) for value in array.to_pylist()], pa.string()
+    )

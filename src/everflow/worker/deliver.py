@@ -1,0 +1,115 @@
+"""Gives the rows of a micro-batch to sinks outside Kafka, task by task (note 072)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from everflow.errors import EverflowError, RetriableError
+from everflow.handlers import PRODUCTION, is_outage
+from everflow.operators.user_code import require_users
+from everflow.protocol.messages import BatchRequest
+from everflow.records import LAST_SEQ, EdgeBatch, OffsetRange, TaskId, TopicPartition
+from everflow.sinks.batch import RefusedRows, SinkAhead, SinkBatch
+from everflow.topology.graph import WriteNode
+from everflow.topology.sources import sources_of_logs
+from everflow.worker.crash_points import SINK_PARTLY, SINK_WRITTEN
+from everflow.worker.failures import Failures, RecordFailure, Sources
+from everflow.worker.task_step import GivenRows, StepResult
+
+
+def deliver(
+    request: BatchRequest, result: StepResult, sources: Sources, reached: Callable[[str], None]
+) -> None:
+    """Calls each sink once for a task's rows. SinkAhead where the batch is to end earlier;
+    RecordFailure for rows that a sink refuses; RetriableError, with the task's partitions."""
+    offsets: dict[TaskId, dict[TopicPartition, OffsetRange]] = {}
+    for tp, source in sources_of_logs(sources, request.ranges).items():
+        found = OffsetRange(request.ranges[tp].start, result.consumed[tp])
+        offsets.setdefault(source.task(tp), {})[tp] = found
+    for given in result.given:
+        for task, rows, of_clock in _parts(given):
+            batch = SinkBatch(
+                rows=rows_of(given.op.node, rows, sources),
+                application_id=request.application_id,
+                sink=given.op.name,
+                task=task,
+                offsets={} if of_clock else offsets.get(task, {}),
+                keys=given.op.node.key or (),
+                deletes=rows.value.is_null() if rows.value.null_count else None,
+            )
+            _write(given, rows, batch, sources, offsets.get(task, {}))
+            reached(SINK_PARTLY)
+    reached(SINK_WRITTEN)
+
+
+def _parts(given: GivenRows) -> Iterator[tuple[TaskId, EdgeBatch, bool]]:
+    """The rows of each task, and those that a clock alone has made."""
+    batch = given.batch
+    clocks: npt.NDArray[np.bool_] = batch.seq == LAST_SEQ
+    for partition in np.unique(batch.partition).tolist():
+        for of_clock in (False, True):
+            rows = np.flatnonzero((batch.partition == partition) & (clocks == of_clock))
+            if len(rows):
+                part = batch if len(rows) == len(batch) else batch.take(rows)
+                yield TaskId(given.op.subtopology, partition), part, of_clock
+
+
+def _write(
+    given: GivenRows,
+    rows: EdgeBatch,
+    batch: SinkBatch,
+    sources: Sources,
+    inputs: dict[TopicPartition, OffsetRange],
+) -> None:
+    op = given.op
+    try:
+        op.node.sink.write(batch)
+    except SinkAhead:
+        raise
+    except RefusedRows as refused:
+        Failures(op, sources, rows, every=True).raise_of(refused.rows, PRODUCTION)
+    except RetriableError as error:
+        raise RetriableError(f"Sink {op.name}: {error}", inputs) from error
+    except EverflowError:
+        raise
+    except BaseException as error:
+        require_users(error)
+        if is_outage(error):
+            raise RetriableError(f"Sink {op.name} does not answer: {error}", inputs) from error
+        raise RecordFailure(None, op.where, error, stage=PRODUCTION) from error
+
+
+def rows_of(node: WriteNode, batch: EdgeBatch, sources: Sources) -> pa.Table:
+    """One column for each field of a struct. See `WriteNode`."""
+    if node.key is not None:
+        keys = [column for _, column in _fields("key", batch.key)]
+        named = [*zip(node.key, keys, strict=False), *_fields("value", batch.value)]
+        return pa.table([column for _, column in named], [name for name, _ in named])
+    first = np.array([source.first for source in sources], np.int32)
+    topics = pa.DictionaryArray.from_arrays(
+        pa.array(batch.source), pa.array([source.topic for source in sources])
+    )
+    partitions = batch.partition + first[batch.source]
+    named = [
+        *_fields("key", batch.key, "key."),
+        *_fields("value", batch.value, "value."),
+        ("timestamp", pa.array(batch.timestamp)),
+        ("topic", topics.dictionary_decode()),
+        ("partition", pa.array(partitions, pa.int32())),
+        ("offset", pa.array(batch.offset)),
+    ]
+    return pa.table([column for _, column in named], [name for name, _ in named])
+
+
+def _fields(name: str, column: pa.Array, spread: str = "") -> Iterator[tuple[str, pa.Array]]:
+    if not pa.types.is_struct(column.type) or not column.type.num_fields:
+        yield name, column
+        return
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    for one, values in zip(column.type, column.flatten(), strict=True):
+        yield f"{spread}{one.name}", values

@@ -1,0 +1,200 @@
+"""Rows in a table of a real PostgreSQL (note 072): each once, whatever a connection meets."""
+
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from everflow import RefusedRows, SinkBatch
+from everflow.errors import RetriableError, SinkError
+from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.sinks.batch import SinkAhead
+from everflow.sinks.postgresql import PostgresSink
+from everflow.testing import wait_until
+from integration.debezium.postgres import USER, Postgres, server
+
+IN = TopicPartition("in", 0)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Postgres]:
+    with server() as made:
+        yield made
+
+
+@pytest.fixture
+def postgres(running: Postgres) -> Postgres:
+    running.run(
+        "DROP TABLE IF EXISTS rows, everflow_positions;"
+        "CREATE TABLE rows (id text PRIMARY KEY, n integer CHECK (n <> 13), extra text)"
+    )
+    return running
+
+
+def dsn(postgres: Postgres) -> str:
+    return f"host=127.0.0.1 port={postgres.port} user={USER} dbname=postgres"
+
+
+def sink(postgres: Postgres, **more: Any) -> PostgresSink:
+    return PostgresSink(dsn=dsn(postgres), table="rows", **more)
+
+
+def batch(start: int, end: int, rows: pa.Table | None = None, **more: Any) -> SinkBatch:
+    """Records from ``start`` to ``end``; each value is its offset."""
+    made = pa.table({"id": [f"k{n}" for n in range(start, end)], "n": pa.array(range(start, end))})
+    given = {
+        "rows": made if rows is None else rows,
+        "application_id": "app",
+        "sink": "out",
+        "task": TaskId(0, 0),
+        "offsets": {IN: OffsetRange(start, end)},
+        "keys": ("id",),
+    }
+    return SinkBatch(**{**given, **more})
+
+
+def stored(postgres: Postgres) -> list[str]:
+    return postgres.run("SELECT id || '=' || coalesce(n::text, '') FROM rows ORDER BY n").split()
+
+
+def position(postgres: Postgres) -> str:
+    return postgres.run("SELECT log, position FROM everflow_positions ORDER BY log").strip()
+
+
+def test_rows_are_there_once_however_the_batch_is_cut_again(postgres: Postgres) -> None:
+    one = sink(postgres)
+    one.write(batch(0, 4))
+    one.write(batch(4, 10))
+    other = pickle.loads(pickle.dumps(one))
+    other.write(batch(4, 10))
+    other.write(batch(4, 7))
+    with pytest.raises(SinkAhead) as ahead:
+        other.write(batch(7, 15))
+    assert ahead.value.ends == {IN: 10}
+    other.write(batch(10, 12))
+    assert stored(postgres) == [f"k{n}={n}" for n in range(12)]
+    assert position(postgres) == "in-0|12"
+
+
+def test_an_upsert_keeps_the_last_row_of_a_key_and_deletes(postgres: Postgres) -> None:
+    one = sink(postgres, mode="upsert")
+    one.write(batch(0, 3))
+    rows = pa.table({"id": ["k0", "k1", "k0", "k2", "k9"], "n": [5, None, 6, 7, None]})
+    deletes = pa.array([False, True, False, False, True])
+    one.write(batch(3, 8, rows, deletes=deletes))
+    assert stored(postgres) == ["k0=6", "k2=7"]
+    again = pa.table({"id": ["k1", "k1"], "n": [8, None]})
+    one.write(batch(8, 10, again, deletes=pa.array([False, True])))
+    assert stored(postgres) == ["k0=6", "k2=7"]
+
+
+def test_columns_that_the_rows_do_not_have_keep_what_they_hold(postgres: Postgres) -> None:
+    postgres.run("INSERT INTO rows VALUES ('k0', 1, 'theirs')")
+    sink(postgres, mode="upsert").write(batch(0, 1))
+    assert postgres.run("SELECT * FROM rows").strip() == "k0|0|theirs"
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize(
+    ("values", "row"),
+    [([1, 2, 99_999_999_999], 2), ([1, 13, 2], 1)],  # of the type, of the CHECK
+)
+def test_a_row_that_the_table_refuses_is_named_and_nothing_was_written(
+    postgres: Postgres, mode: str, values: list[int], row: int
+) -> None:
+    one = sink(postgres, mode=mode)
+    rows = pa.table({"id": ["a\nb", "c", "d"], "n": values})
+    with pytest.raises(RefusedRows) as refused:
+        one.write(batch(0, 3, rows))
+    assert list(refused.value.rows) == [row]
+    assert stored(postgres) == []
+    good = [at for at in range(3) if at != row]
+    one.write(batch(0, 3, rows.take(good)))
+    assert len(stored(postgres)) == 2
+
+
+def test_a_key_that_is_there_is_the_row_of_an_append(postgres: Postgres) -> None:
+    postgres.run("INSERT INTO rows VALUES ('k1', 0, '')")
+    with pytest.raises(RefusedRows) as refused:
+        sink(postgres).write(batch(0, 3))
+    assert list(refused.value.rows) == [1]
+
+
+def test_a_zero_byte_is_the_row_s_fault(postgres: Postgres) -> None:
+    with pytest.raises(RefusedRows) as refused:
+        sink(postgres).write(batch(0, 2, pa.table({"id": ["a", "b\0"], "n": [1, 2]})))
+    assert list(refused.value.rows) == [1]
+
+
+def test_another_schema_names_column_and_types(postgres: Postgres) -> None:
+    with pytest.raises(SinkError, match=r"'n' of rows is integer.*string"):
+        sink(postgres).write(batch(0, 1, pa.table({"id": ["a"], "n": ["b"]})))
+    with pytest.raises(SinkError, match="'m'"):
+        sink(postgres).write(batch(0, 1, pa.table({"id": ["a"], "m": [1]})))
+    with pytest.raises(SinkError, match="42P01"):
+        PostgresSink(dsn=dsn(postgres), table="no_such").write(batch(0, 1))
+    postgres.run("ALTER TABLE rows DROP CONSTRAINT rows_pkey")
+    with pytest.raises(SinkError, match="42P10"):
+        sink(postgres, mode="upsert").write(batch(0, 1))
+
+
+def test_a_table_that_was_altered_is_looked_at_again(postgres: Postgres) -> None:
+    one = sink(postgres)
+    one.write(batch(0, 1))
+    postgres.run("ALTER TABLE rows DROP COLUMN n")
+    with pytest.raises(SinkError, match="42703"):
+        one.write(batch(1, 2))
+    postgres.run("ALTER TABLE rows ADD COLUMN n bigint")
+    one.write(batch(1, 2))
+    assert position(postgres) == "in-0|2"
+
+
+def test_a_lost_connection_is_an_outage_and_the_next_attempt_connects(postgres: Postgres) -> None:
+    one = sink(postgres)
+    one.write(batch(0, 2))
+    postgres.run(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
+    with pytest.raises(RetriableError):
+        one.write(batch(2, 4))
+    one.write(batch(2, 4))
+    assert stored(postgres) == [f"k{n}={n}" for n in range(4)]
+
+
+def test_nobody_there_is_an_outage() -> None:
+    with pytest.raises(RetriableError):
+        PostgresSink(dsn="host=127.0.0.1 port=1", table="rows").write(batch(0, 1))
+
+
+def test_two_that_write_the_first_batch_wait_for_each_other(postgres: Postgres) -> None:
+    """A process that was taken for dead is in its transaction: the new owner waits, then sees what
+    it has written."""
+    sink(postgres).write(batch(0, 1, offsets={TopicPartition("other", 0): OffsetRange(0, 1)}))
+    postgres.run("DELETE FROM rows")
+    with psycopg.connect(dsn(postgres)) as late:
+        late.execute("INSERT INTO everflow_positions VALUES ('app', 'out', 'in-0', 0)")
+        late.execute("UPDATE everflow_positions SET position = 4 WHERE log = 'in-0'")
+        late.execute("INSERT INTO rows VALUES ('k0', 0), ('k1', 1), ('k2', 2), ('k3', 3)")
+        met: list[BaseException] = []
+
+        def write() -> None:
+            try:
+                sink(postgres).write(batch(0, 6))
+            except BaseException as error:
+                met.append(error)
+
+        writing = threading.Thread(target=write)
+        writing.start()
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        wait_until(lambda: postgres.run(waits).strip() == "1", 30, "the writer to wait")
+        late.commit()
+        writing.join(30)
+    (error,) = met
+    assert isinstance(error, SinkAhead)
+    assert error.ends == {IN: 4}
+    assert stored(postgres) == [f"k{n}={n}" for n in range(4)]
