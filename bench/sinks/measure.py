@@ -108,7 +108,7 @@ def _delta(folder: Path) -> Target:
     def read() -> list[int]:
         from deltalake import DeltaTable
 
-        found: list[int] = DeltaTable(path).to_pyarrow_table(["n"]).column("n").to_pylist()
+        found: list[int] = DeltaTable(path).to_pyarrow_table(columns=["n"]).column("n").to_pylist()
         return found
 
     return Target({"format": "delta", "path": path}, read)

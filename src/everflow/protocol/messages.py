@@ -279,8 +279,8 @@ class BatchResult:
         deferred_offsets: at-least-once only: the rebalancing group did not take the offsets; they
             go with the next batch.
         timings: ms spent by the worker: ``read`` (waiting for and reading its input),
-            ``operators``, `CALLS`, `SINKS`, ``write`` (records to the broker), ``gate``, ``offsets``,
-            ``commit``, ``apply``; and ``began``, the epoch ms at which it was called.
+            ``operators``, `CALLS`, `SINKS`, ``write`` (records to the broker), ``gate``,
+            ``offsets``, ``commit``, ``apply``; and ``began``, the epoch ms at which it was called.
         blocked_ms: for so long its transaction was open while the broker was still ending the one
             before.
         left_out: the first few records that failed and that a handler left out, each in a line.

@@ -112,7 +112,7 @@ class Isolated:
                 request, read = self.arriving.joined(request, read)
                 continue
             except SinkAhead as ahead:
-                request, read = self._shorter(_exactly(request, read, ahead.ends))
+                request, read = self._shorter(_exactly(request, read, ahead.ends), calls=False)
                 continue
             except CallsEnded as over:
                 request, read = self._shorter(_until(request, read, over.ends), calls=True)

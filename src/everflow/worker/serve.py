@@ -417,10 +417,11 @@ class ResidentStep:
         return result
 
     def _warm_up_serdes(self) -> None:
-        sinks = [op for op in self.step.ops if isinstance(op, SinkOp)]
-        for one in (*self.decoder.sources, *sinks):
-            warm_up(one.key_serde)
-            warm_up(one.value_serde)
+        sources = [(one.key_serde, one.value_serde) for one in self.decoder.sources]
+        sinks = [(op.key_serde, op.value_serde) for op in self.step.ops if isinstance(op, SinkOp)]
+        for key, value in (*sources, *sinks):
+            warm_up(key)
+            warm_up(value)
 
     def _arrivals(
         self,
