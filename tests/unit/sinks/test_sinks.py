@@ -8,7 +8,7 @@ import json
 import os
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
@@ -113,6 +113,21 @@ def test_a_process_that_was_taken_for_dead_does_not_write_the_batch_again(sink: 
     assert rows_of(sink) == list(range(10))
 
 
+def test_a_topic_that_was_created_again_is_noticed(sink: Any) -> None:
+    created_again(sink, rows_of)
+
+
+def created_again(sink: Any, read: Callable[[Any], list[int]]) -> None:
+    """Offsets of the new topic say nothing of the rows that are there."""
+    sink.write(batch(0, 4, topic_ids={"in": "first"}))
+    other_process(sink).write(batch(4, 6))  # the id is not known
+    other_process(sink).write(batch(6, 8, topic_ids={"in": "first"}))
+    with pytest.raises(SinkError, match=r"topic in .* second now"):
+        other_process(sink).write(batch(0, 2, topic_ids={"in": "second"}))
+    other_process(sink).write(batch(0, 2, topic_ids={"in": "second"}, sink="anew"))
+    assert read(sink) == [0, 0, 1, 1, 2, 3, 4, 5, 6, 7]
+
+
 def test_rows_of_a_clock_move_no_position(sink: Any) -> None:
     sink.write(batch(0, 4))
     sink.write(batch(4, 6, offsets={}))
@@ -164,7 +179,7 @@ def test_a_file_that_cannot_be_whole_is_not_there(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RetriableError, match="room"):
+    with pytest.raises(RetriableError, match="No space left"):
         sink.write(batch(0, 4))
     assert os.listdir(tmp_path) == []
     monkeypatch.undo()
