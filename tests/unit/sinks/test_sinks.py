@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql.datasource import (
     DataSource,
@@ -32,7 +33,7 @@ from everflow.errors import RetriableError, SinkError
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.sinks import postgresql
 from everflow.sinks.batch import SinkAhead, last_of_each
-from everflow.sinks.data_source import DataSourceSink
+from everflow.sinks.data_source import PARTITIONS, DataSourceSink
 from everflow.sinks.delta import DeltaSink
 from everflow.sinks.files import ParquetSink
 from everflow.sinks.http_service import HttpSink
@@ -372,6 +373,8 @@ def test_a_service_that_is_not_there_is_an_outage() -> None:
 # --- data sources of PySpark ----------------------------------------------------------------------
 
 KEPT: list[Any] = []
+SEEN: list[tuple[int, int]] = []
+"""Spark's partition and attempt of each write."""
 
 
 @dataclass
@@ -390,6 +393,9 @@ class RowWriter(DataSourceStreamWriter):
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
         rows = list(iterator)
         KEPT.append(("write", rows))
+        context = TaskContext.get()
+        assert context is not None
+        SEEN.append((context.partitionId(), context.taskAttemptId()))
         if self.fails == "write":
             raise ConnectionError("away")
         return Count(len(rows))
@@ -420,6 +426,7 @@ class Rows(DataSource):
 @pytest.fixture(autouse=True)
 def kept() -> list[Any]:
     KEPT.clear()
+    SEEN.clear()
     return KEPT
 
 
@@ -429,7 +436,24 @@ def test_a_data_source_gets_rows_and_a_commit_with_a_number_that_grows(kept: lis
     sink.write(batch(2, 3))
     assert kept[0] == ("schema", "struct<k:string,v:bigint>", False)
     assert kept[1] == ("write", [Row(k="k0", v=0), Row(k="k1", v=1)])
-    assert [one[1:] for one in kept if one[0] == "commit"] == [([Count(2)], 2), ([Count(1)], 3)]
+    assert [one[1:] for one in kept if one[0] == "commit"] == [
+        ([Count(2)], 2 * PARTITIONS),
+        ([Count(1)], 3 * PARTITIONS),
+    ]
+
+
+def test_no_two_tasks_name_the_same_file(kept: list[Any]) -> None:
+    """Writers name files by ``batchId``, or by Spark's partition and attempt."""
+    sink = DataSourceSink(source=Rows)
+    sink.write(batch(0, 2))
+    sink.write(batch(0, 2, task=TaskId(0, 1), offsets={TopicPartition("in", 1): OffsetRange(0, 2)}))
+    sink.write(batch(0, 2, offsets={}))
+    sink.write(batch(0, 2, offsets={}))
+    numbers = [one[2] for one in kept if one[0] == "commit"]
+    assert len(set(numbers)) == 4
+    tasks = list(zip([0, 1, 0, 0], numbers, strict=True))
+    assert tasks == SEEN
+    assert TaskContext.get() is None
 
 
 def test_a_data_source_may_take_arrow_and_its_options_have_no_case(kept: list[Any]) -> None:
@@ -440,7 +464,7 @@ def test_a_data_source_may_take_arrow_and_its_options_have_no_case(kept: list[An
 def test_a_data_source_that_fails_is_told_to_abort(kept: list[Any]) -> None:
     with pytest.raises(ConnectionError):
         DataSourceSink(source=Rows, options={"failsAt": "write"}).write(batch(0, 1))
-    assert kept[-1] == ("abort", [None], 1)
+    assert kept[-1] == ("abort", [None], PARTITIONS)
 
 
 def test_a_data_source_with_several_inputs_is_refused(kept: list[Any]) -> None:
