@@ -21,7 +21,12 @@ JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
 """The JVMs of a run are four on a machine of two cores, and each is started again and again: what
 the second compiler does never pays (as in conftest.py)."""
 
-COMMANDS = {"kills": "chaos.kills", "elastic": "chaos.elastic", "migrate": "chaos.migrate"}
+COMMANDS = {
+    "kills": "chaos.kills",
+    "elastic": "chaos.elastic",
+    "migrate": "chaos.migrate",
+    "sinks": "chaos.sinks",
+}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ test driver.
 
 from __future__ import annotations
 
+import errno
 import importlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -89,14 +90,16 @@ _STATUS = ("status_code", "http_status_code", "code", "status")
 
 
 def is_outage(error: BaseException) -> bool:
-    """True if the record is not at fault: no answer, `PASSING_STATUS` or 5xx. Causes count, too."""
+    """True if the record is not at fault: no answer, `PASSING_STATUS` or 5xx, a full or failing
+    disk, a database that is away or locked. Causes count, too."""
     return any(map(_passing, chain(error)))
 
 
 @dataclass(frozen=True)
 class RetryOutages:
     """A handler that returns RETRY if a service does not answer (a connection error or time-out) or
-    answers with HTTP 401, 403, 407, 408, 425, 429 or 5xx; else calls ``otherwise``."""
+    answers with HTTP 401, 403, 407, 408, 425, 429 or 5xx, if a disk is full, or if a database is
+    away or locked (``OperationalError``); else calls ``otherwise``."""
 
     otherwise: ExceptionHandler
 
@@ -122,6 +125,12 @@ _PASSING_CLASSES = frozenset(
     }
 )
 """Of requests, urllib, httpx and aiohttp, which say it by their class alone."""
+_PASSING_ERRNO = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT)
+)
+_SQLITE_PASSING = frozenset((5, 6, 10, 13, 14))
+"""Busy, locked, input or output, full, cannot open: SQLite alone calls a wrong statement
+operational, too."""
 
 
 def _passing(error: BaseException) -> bool:
@@ -130,7 +139,13 @@ def _passing(error: BaseException) -> bool:
         return status in PASSING_STATUS or 500 <= status < 600
     if isinstance(error, ConnectionError | TimeoutError):
         return True
-    return type(error).__name__ in _PASSING_CLASSES
+    if isinstance(error, OSError) and error.errno in _PASSING_ERRNO:
+        return True
+    name = type(error).__name__
+    if name == "OperationalError":  # of the DB API (PEP 249)
+        code = getattr(error, "sqlite_errorcode", None)
+        return code is None or code & 0xFF in _SQLITE_PASSING
+    return name in _PASSING_CLASSES
 
 
 def _status(error: BaseException) -> int | None:

@@ -210,6 +210,15 @@ class Sent(NamedTuple):
     bytes: int
 
 
+class Rows(NamedTuple):
+    """Rows, and their Arrow bytes, that a sink outside Kafka has; ``ms`` that its call took."""
+
+    sink: str
+    rows: int
+    bytes: int
+    ms: float
+
+
 class Puts(NamedTuple):
     """Changes of a store of a task."""
 
@@ -236,6 +245,7 @@ class BatchFigures(NamedTuple):
     puts: Sequence[Puts] = ()
     letters: Sequence[LetterGroup] = ()
     keys: Sequence[KeyPlaces] = ()
+    rows: Sequence[Rows] = ()
 
 
 class Printed(NamedTuple):
@@ -390,6 +400,7 @@ class BatchFailure:
         line: the innermost line of the user's program that was running.
         where: ``file:line`` of the operator that failed, or of each that may have.
         details: stack and whatever else there is, for the log at DEBUG.
+        sink: the one outside Kafka that has raised it; empty: none.
     """
 
     kind: str
@@ -405,6 +416,7 @@ class BatchFailure:
     partitions: tuple[TopicPartition, ...] = ()
     entry: BadEntry | None = None
     also: tuple[BatchFailure, ...] = ()
+    sink: str = ""
 
     KINDS: ClassVar[Mapping[str, str]] = {
         "record": "the user's code cannot take a record",

@@ -51,6 +51,7 @@ class SinkBatch:
             written at least once.
         keys: the columns of ``rows`` that are the record's key, if it is among them.
         deletes: for each row whether the record's value is null; None: no row's is.
+        topic_ids: of the input topics, as Kafka gave them when they were created; empty: not known.
     """
 
     rows: pa.Table
@@ -60,6 +61,7 @@ class SinkBatch:
     offsets: Mapping[TopicPartition, OffsetRange]
     keys: tuple[str, ...] = ()
     deletes: pa.Array | None = field(default=None, repr=False)
+    topic_ids: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def id(self) -> str:
@@ -90,6 +92,21 @@ class SinkBatch:
         if all(found[tp] >= one.end for tp, one in self.offsets.items()):
             return False
         raise SinkAhead({tp: max(found[tp], one.start) for tp, one in self.offsets.items()})
+
+    def require_same_topics(self, kept: Mapping[TopicPartition, str], cure: str) -> None:
+        """SinkError if an input topic has been created again since its position was kept: its
+        offsets count from 0 anew, and say nothing of what the sink has. ``kept``: the ids that are
+        known, beside the positions; ``cure``: how a position of the sink is deleted."""
+        for tp, before in kept.items():
+            now = self.topic_ids.get(tp.topic, "")
+            if before and now and before != now:
+                raise SinkError(
+                    f"Sink {self.sink}: topic {tp.topic} was created again (id {before} before, "
+                    f"{now} now) since the sink's position in it was kept, and rows below that "
+                    f"position would be left out. If the sink is to have the rows of the new topic "
+                    f"beside those that are there, {cure}, or name the sink anew "
+                    f"(write_stream(..., name=...))."
+                )
 
 
 class Sink(Protocol):

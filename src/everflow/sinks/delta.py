@@ -6,12 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa
 
 from everflow.errors import RetriableError, SinkError
+from everflow.records import TopicPartition
 from everflow.sinks.batch import SinkBatch, fitting
+
+TOPIC = "@topic"
+"""The end of the identifier of a topic's id."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -42,12 +47,15 @@ class DeltaSink:
             rows = batch.rows
             if table is not None:
                 stored = {tp: table.transaction_version(app) for tp, app in apps.items()}
+                self._require_same_topics(batch, table, apps)
                 if not batch.to_write({tp: at for tp, at in stored.items() if at is not None}):
                     self._table = table
                     return
                 rows = fitting(batch, self.path, pa.schema(table.schema().to_arrow()))
             # Refused if another commit has one of these identifiers and is newer than `table`.
             moved = [Transaction(apps[tp], end) for tp, end in batch.ends.items()]
+            topics = {apps[tp] + TOPIC: _number(batch, tp) for tp in batch.ends}
+            moved += [Transaction(app, number) for app, number in topics.items() if number]
             write_deltalake(
                 self.path if table is None else table,
                 rows,
@@ -58,15 +66,35 @@ class DeltaSink:
             )
             self._table = table
 
+    def _require_same_topics(
+        self, batch: SinkBatch, table: Any, apps: dict[TopicPartition, str]
+    ) -> None:
+        kept = {tp: table.transaction_version(app + TOPIC) for tp, app in apps.items()}
+        others = {tp for tp, known in kept.items() if known not in (None, _number(batch, tp))}
+        batch.require_same_topics(dict.fromkeys(others, "another"), "write to another table")
+
     @contextmanager
     def _failures(self, sink: str) -> Iterator[None]:
-        from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchError
+        from deltalake.exceptions import (
+            DeltaError,
+            DeltaProtocolError,
+            SchemaMismatchError,
+            TableNotFoundError,
+        )
+
+        refused = (SchemaMismatchError, DeltaProtocolError, TableNotFoundError, pa.ArrowInvalid)
 
         try:
             yield
-        except (SchemaMismatchError, DeltaProtocolError, pa.ArrowInvalid) as error:
+        except refused as error:
             self._table = None
             raise SinkError(f"Sink {sink}: {self.path} refuses the rows: {error}") from error
         except (DeltaError, OSError) as error:
             self._table = None
             raise RetriableError(f"No commit to {self.path}: {error}") from error
+
+
+def _number(batch: SinkBatch, tp: TopicPartition) -> int:
+    """A version is a number: the topic's id as one; 0: not known."""
+    known = batch.topic_ids.get(tp.topic, "")
+    return int.from_bytes(sha256(known.encode()).digest()[:7], "big") if known else 0

@@ -7,7 +7,6 @@ metadata.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -20,14 +19,15 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from everflow.errors import RetriableError, SinkError
+from everflow.handlers import is_outage
 from everflow.records import TopicPartition
-from everflow.sinks.batch import SinkBatch
+from everflow.serdes.arrow_types import type_text
+from everflow.sinks.batch import SinkBatch, misfit
 
-_PASSING = frozenset(
-    (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT)
-)
 _KEY = b"everflow"
 """Of a file's metadata: its position in JSON."""
+_TOPICS = b"everflow.topics"
+"""And the ids of the topics."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -55,7 +55,7 @@ class ParquetSink:
                 return
             stem = _stem(batch)
             if stem not in self._newest:
-                self._newest[stem] = _position(folder, stem)
+                self._newest[stem] = _position(folder, stem, batch)
             if not batch.to_write(self._newest[stem]):
                 return
             begin = sum(one.start for one in batch.offsets.values())
@@ -69,7 +69,8 @@ class ParquetSink:
         """False if there is such a file."""
         hidden = folder / f".{name}.{os.getpid()}"
         position = json.dumps({str(tp): end for tp, end in batch.ends.items()}).encode()
-        metadata = {**(batch.rows.schema.metadata or {}), _KEY: position}
+        topics = json.dumps(dict(batch.topic_ids)).encode()
+        metadata = {**(batch.rows.schema.metadata or {}), _KEY: position, _TOPICS: topics}
         try:
             with open(hidden, "wb") as out:
                 pq.write_table(
@@ -97,16 +98,28 @@ def _stem(batch: SinkBatch) -> str:
     return f"{batch.sink[:100]}-{batch.task.partition}-{digest}"
 
 
-def _position(folder: Path, stem: str) -> dict[TopicPartition, int]:
-    """Of the newest file: later batches begin later."""
+def _position(folder: Path, stem: str, batch: SinkBatch) -> dict[TopicPartition, int]:
+    """Of the newest file: later batches begin later. SinkError if it is of another topic, or has
+    a column in another type."""
     digest = stem.rpartition("-")[2]
     names = [name for name in os.listdir(folder) if f"-{digest}-" in name and name[0] != "."]
     if not names:
         return {}
     newest = max(names, key=lambda name: name.rpartition("-")[2])
-    stored: Mapping[bytes, bytes] = pq.read_schema(folder / newest).metadata or {}
+    schema = pq.read_schema(folder / newest)
+    for column in batch.rows.schema:
+        at = schema.get_field_index(column.name)
+        if at >= 0 and schema.field(at).type != column.type:
+            # A reader of the folder would refuse all of it.
+            before = type_text(schema.field(at).type)
+            raise misfit(batch.sink, str(folder / newest), column, before)
+    stored: Mapping[bytes, bytes] = schema.metadata or {}
     found: dict[str, int] = json.loads(stored[_KEY])
-    return {TopicPartition.parse(log): end for log, end in found.items()}
+    position = {TopicPartition.parse(log): end for log, end in found.items()}
+    topics: dict[str, str] = json.loads(stored.get(_TOPICS, b"{}"))
+    kept = {tp: topics.get(tp.topic, "") for tp in position}
+    batch.require_same_topics(kept, f"move the files {stem}-*.parquet away")
+    return position
 
 
 @contextmanager
@@ -114,7 +127,6 @@ def _failures(sink: str, path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _PASSING:
-            full = " There is no room left." if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-            raise RetriableError(f"No file can be written to {path}.{full} {error}") from error
+        if is_outage(error):
+            raise RetriableError(f"No file can be written to {path}: {error}") from error
         raise SinkError(f"Sink {sink}: no file can be written to {path}: {error}") from error

@@ -3,13 +3,20 @@ table, one for each input partition, in the same commit."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from everflow.clock import Deadline, SystemClock
 from everflow.errors import RetriableError, SinkError
+from everflow.handlers import is_outage
+from everflow.retry import attempting
 from everflow.sinks.batch import SinkBatch, fitting
+
+CONFLICTS_MS = 10_000.0
+"""For so long a commit is tried again here: tasks of one table meet at each of their commits."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -29,6 +36,15 @@ class IcebergSink:
 
     def write(self, batch: SinkBatch) -> None:
         """See `Sink`."""
+        attempting(
+            lambda: self._write(batch),
+            f"committing to {self.table}",
+            clock=(clock := SystemClock()),
+            deadline=Deadline(clock, CONFLICTS_MS),
+            stop=threading.Event(),
+        )
+
+    def _write(self, batch: SinkBatch) -> None:
         with self._failures(batch.sink):
             if self._opened is None:
                 from pyiceberg.catalog import load_catalog
@@ -40,15 +56,29 @@ class IcebergSink:
             keys = {
                 tp: f"everflow.{batch.application_id}.{batch.sink}.{tp}" for tp in batch.offsets
             }
-            stored = {tp: table.properties.get(key) for tp, key in keys.items()}
-            if not batch.to_write({tp: int(at) for tp, at in stored.items() if at is not None}):
+            found = {
+                tp: table.properties[key] for tp, key in keys.items() if key in table.properties
+            }
+            stored = {tp: at.partition("@") for tp, at in found.items()}
+            batch.require_same_topics(
+                {tp: topic for tp, (_, _, topic) in stored.items()},
+                f"remove the table's properties everflow.{batch.application_id}.{batch.sink}.*",
+            )
+            if not batch.to_write({tp: int(at) for tp, (at, _, _) in stored.items()}):
                 return
             rows = fitting(batch, self.table, table.schema().as_arrow())
-            # The commit is refused if the table's branch has moved since it was read above.
+            # The commit is refused if the table's branch has moved since it was read above: a retry
+            # of pyiceberg's own (0.12) would append rows that the other commit may have.
+            table.metadata = table.metadata.model_copy(update={"properties": _no_retry(table)})
             with table.transaction() as moved:
                 moved.append(rows)
                 if keys:
-                    moved.set_properties({keys[tp]: str(end) for tp, end in batch.ends.items()})
+                    moved.set_properties(
+                        {
+                            keys[tp]: f"{end}@{batch.topic_ids.get(tp.topic, '')}"
+                            for tp, end in batch.ends.items()
+                        }
+                    )
 
     @contextmanager
     def _failures(self, sink: str) -> Iterator[None]:
@@ -68,3 +98,16 @@ class IcebergSink:
         except (of.CommitFailedException, of.CommitStateUnknownException, of.RESTError) as error:
             self._opened = None
             raise RetriableError(f"No commit to {self.table}: {error}") from error
+        except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
+            self._opened = None
+            raise SinkError(f"Sink {sink}: no file of {self.table} can be: {error}") from error
+        except Exception as error:
+            self._opened = None
+            # Object stores say what fails in a text; catalogs in a database by its own errors.
+            if isinstance(error, OSError) or is_outage(error):
+                raise RetriableError(f"No commit to {self.table}: {error}") from error
+            raise
+
+
+def _no_retry(table: Any) -> dict[str, str]:
+    return {**table.properties, "commit.retry.num-retries": "0"}

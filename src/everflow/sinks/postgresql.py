@@ -153,9 +153,9 @@ class PostgresSink:
         found = self._stored(cursor, batch)
         if len(found) < len(batch.offsets):
             cursor.executemany(
-                f"INSERT INTO {self.positions} VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING",
+                f"INSERT INTO {self.positions} VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
                 [
-                    (batch.application_id, batch.sink, str(tp), one.start)
+                    (*_of(batch), str(tp), one.start, batch.topic_ids.get(tp.topic, ""))
                     for tp, one in batch.offsets.items()
                     if tp not in found
                 ],
@@ -166,11 +166,16 @@ class PostgresSink:
     def _stored(self, cursor: Any, batch: SinkBatch) -> dict[TopicPartition, int]:
         logs = [str(tp) for tp in sorted(batch.offsets)]
         cursor.execute(
-            f"SELECT log, position FROM {self.positions} WHERE application = %s AND sink = %s "
-            f"AND log = ANY(%s) ORDER BY log FOR UPDATE",
-            (batch.application_id, batch.sink, logs),
+            f"SELECT log, position, topic_id FROM {self.positions} WHERE application = %s "
+            f"AND sink = %s AND log = ANY(%s) ORDER BY log FOR UPDATE",
+            (*_of(batch), logs),
         )
-        return {TopicPartition.parse(log): int(at) for log, at in cursor.fetchall()}
+        found = [(TopicPartition.parse(log), at, topic) for log, at, topic in cursor.fetchall()]
+        delete = f"DELETE FROM {self.positions} WHERE application = '%s' AND sink = '%s'" % _of(
+            batch
+        )
+        batch.require_same_topics({tp: topic for tp, _, topic in found}, f"run {delete}")
+        return {tp: int(at) for tp, at, _ in found}
 
     def _keep_position(self, cursor: Any, batch: SinkBatch) -> None:
         if not batch.offsets:
@@ -178,7 +183,7 @@ class PostgresSink:
         cursor.executemany(
             f"UPDATE {self.positions} SET position = %s "
             f"WHERE application = %s AND sink = %s AND log = %s",
-            [(end, batch.application_id, batch.sink, str(tp)) for tp, end in batch.ends.items()],
+            [(end, *_of(batch), str(tp)) for tp, end in batch.ends.items()],
         )
 
     # --- the connection ---------------------------------------------------------------------------
@@ -203,7 +208,8 @@ class PostgresSink:
             with suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable):
                 connection.execute(
                     f"CREATE TABLE IF NOT EXISTS {self.positions} (application text, sink text, "
-                    f"log text, position bigint NOT NULL, PRIMARY KEY (application, sink, log))"
+                    f"log text, position bigint NOT NULL, topic_id text NOT NULL, "
+                    f"PRIMARY KEY (application, sink, log))"
                 )
         types = dict(
             connection.execute(
@@ -297,6 +303,10 @@ def require_types(sink: str, table: str, rows: pa.Schema, types: Mapping[str, st
         own = found not in known and family(column.type) == "text"
         if found not in fits and not own:
             raise misfit(sink, table, column, found)
+
+
+def _of(batch: SinkBatch) -> tuple[str, str]:
+    return batch.application_id, batch.sink
 
 
 def quoted(name: str) -> str:

@@ -11,25 +11,27 @@ import pyarrow as pa
 from everflow.errors import EverflowError, RetriableError
 from everflow.handlers import PRODUCTION, is_outage
 from everflow.operators.user_code import require_users
-from everflow.protocol.messages import BatchRequest
+from everflow.protocol.messages import SINKS, BatchRequest, Rows, timed
 from everflow.records import LAST_SEQ, EdgeBatch, OffsetRange, TaskId, TopicPartition
 from everflow.sinks.batch import RefusedRows, SinkAhead, SinkBatch
 from everflow.topology.graph import WriteNode
 from everflow.topology.sources import sources_of_logs
 from everflow.worker.crash_points import SINK_PARTLY, SINK_WRITTEN
-from everflow.worker.failures import Failures, RecordFailure, Sources
+from everflow.worker.failures import Failures, RecordFailure, Sources, of_sink
 from everflow.worker.task_step import GivenRows, StepResult
 
 
 def deliver(
     request: BatchRequest, result: StepResult, sources: Sources, reached: Callable[[str], None]
-) -> None:
-    """Calls each sink once for a task's rows. SinkAhead where the batch is to end earlier;
-    RecordFailure for rows that a sink refuses; RetriableError, with the task's partitions."""
+) -> list[Rows]:
+    """Calls each sink once for a task's rows, and returns what each has. SinkAhead where the batch
+    is to end earlier; RecordFailure for rows that a sink refuses; RetriableError, with the task's
+    partitions."""
     offsets: dict[TaskId, dict[TopicPartition, OffsetRange]] = {}
     for tp, source in sources_of_logs(sources, request.ranges).items():
         found = OffsetRange(request.ranges[tp].start, result.consumed[tp])
         offsets.setdefault(source.task(tp), {})[tp] = found
+    delivered = []
     for given in result.given:
         for task, rows, of_clock in _parts(given):
             batch = SinkBatch(
@@ -40,10 +42,15 @@ def deliver(
                 offsets={} if of_clock else offsets.get(task, {}),
                 keys=given.op.node.key or (),
                 deletes=rows.value.is_null() if rows.value.null_count else None,
+                topic_ids=request.topic_ids,
             )
-            _write(given, rows, batch, sources, offsets.get(task, {}))
+            took: dict[str, float] = {}
+            with timed(took, SINKS):
+                _write(given, rows, batch, sources, offsets.get(task, {}))
+            delivered.append(Rows(batch.sink, len(batch.rows), batch.rows.nbytes, took[SINKS]))
             reached(SINK_PARTLY)
     reached(SINK_WRITTEN)
+    return delivered
 
 
 def _parts(given: GivenRows) -> Iterator[tuple[TaskId, EdgeBatch, bool]]:
@@ -73,14 +80,18 @@ def _write(
     except RefusedRows as refused:
         Failures(op, sources, rows, every=True).raise_of(refused.rows, PRODUCTION)
     except RetriableError as error:
-        raise RetriableError(f"Sink {op.name}: {error}", inputs) from error
-    except EverflowError:
+        away = RetriableError(f"Sink {op.name}: {error}", inputs)
+        raise of_sink(away, op.name) from error
+    except EverflowError as error:
+        of_sink(error, op.name)
         raise
     except BaseException as error:
         require_users(error)
         if is_outage(error):
-            raise RetriableError(f"Sink {op.name} does not answer: {error}", inputs) from error
-        raise RecordFailure(None, op.where, error, stage=PRODUCTION) from error
+            away = RetriableError(f"Sink {op.name} does not answer: {error}", inputs)
+            raise of_sink(away, op.name) from error
+        failed = RecordFailure(None, op.where, error, stage=PRODUCTION)
+        raise of_sink(failed, op.name) from error
 
 
 def rows_of(node: WriteNode, batch: EdgeBatch, sources: Sources) -> pa.Table:

@@ -347,7 +347,16 @@ def failure_of(error: Exception) -> BatchFailure:
         details=details,
         partitions=tuple(sorted(error.partitions)) if isinstance(error, RetriableError) else (),
         entry=BadEntry.of(error) if isinstance(error, DamagedEntryError) else None,
+        sink=error.sink if isinstance(error, EverflowError) else "",
     )
+
+
+def of_sink(error: EverflowError, sink: str) -> EverflowError:
+    """The same error, which says which sink has raised it."""
+    if isinstance(error, RecordFailure):
+        error.failure = replace(error.failure, sink=sink)
+    error.sink = sink
+    return error
 
 
 # --- Spark's text ---------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from everflow.protocol.messages import (
     BatchResult,
     GateAnswer,
     Puts,
+    Rows,
     Sent,
     TaskContext,
     format_metadata,
@@ -210,14 +211,16 @@ class KafkaSink:
         letters = Letters.of(
             self.dead_letter_topic, result.dead_letters, sources, request.wall_clock_ms
         )
+        given: list[Rows] = []
         if result.given:
             # No transaction is open while the outside is waited for.
             with timed(result.timings, SINKS):
-                deliver(request, result, sources, self.ports.reached)
+                given = deliver(request, result, sources, self.ports.reached)
         while True:
             try:
                 done = batch.transacted(letters, corrections)
-                return replace(done, left_out=left_out) if done.committed else done
+                figures = done.figures._replace(rows=given)
+                return replace(done, left_out=left_out, figures=figures) if done.committed else done
             except (LetterTooLargeError, LetterRefusedError) as error:
                 assert letters is not None
                 letters.refused(error)

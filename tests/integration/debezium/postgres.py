@@ -72,8 +72,8 @@ def binaries() -> Path | None:
 
 
 @contextmanager
-def server() -> Iterator[Postgres]:
-    """Skips the test where there is none."""
+def server(**settings: str) -> Iterator[Postgres]:
+    """With these beside `SETTINGS`. Skips the test where there is none."""
     where = binaries()
     if where is None:
         pytest.skip(MISSING)
@@ -89,7 +89,9 @@ def server() -> Iterator[Postgres]:
     subprocess.run(made, cwd=folder, check=True, capture_output=True, **as_owner)
     found = Postgres(where, folder, free_port())
     command = [str(where / "postgres"), "-D", data, "-p", str(found.port), "-k", str(folder)]
-    command += [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
+    command += [
+        part for name, value in (SETTINGS | settings).items() for part in ("-c", f"{name}={value}")
+    ]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, **as_owner)
     try:

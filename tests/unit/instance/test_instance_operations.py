@@ -1,8 +1,11 @@
 """What may be asked of an instance: pause, clean up, shut down, bounds, where its inputs begin."""
 
+import errno
 import os
 import re
 import signal
+import sqlite3
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -259,6 +262,21 @@ class Answer(Exception):
         self.status_code = status
 
 
+def in_sqlite(*scripts: str) -> sqlite3.OperationalError:
+    """What the last of them, each on a connection of its own, fails with."""
+    with tempfile.NamedTemporaryFile() as file:
+        opened = [sqlite3.connect(file.name, timeout=0) for _ in scripts]
+        try:
+            for connection, script in zip(opened, scripts, strict=True):
+                connection.executescript(script)
+        except sqlite3.OperationalError as error:
+            return error
+        finally:
+            for connection in opened:
+                connection.close()
+    raise AssertionError("it did not fail")
+
+
 def outage_behind() -> Exception:
     error = ValueError("cannot read the value")
     error.__cause__ = ConnectionRefusedError("nobody there")
@@ -280,6 +298,10 @@ def outage_behind() -> Exception:
         (outage_behind(), True),
         (ValueError("no number"), False),
         (FileNotFoundError("no such file"), False),
+        (OSError(errno.ENOSPC, "full"), True),
+        (type("OperationalError", (Exception,), {})("the server is shut down"), True),
+        (in_sqlite("BEGIN EXCLUSIVE; SELECT * FROM none"), False),
+        (in_sqlite("BEGIN EXCLUSIVE", "BEGIN EXCLUSIVE"), True),
     ],
 )
 def test_an_outage_is_told_from_a_bad_record(error: Exception, expected: bool) -> None:

@@ -55,6 +55,10 @@ FULL = Observation(
         names.LEFT_OUT: {("ValueError", "by-item", "in"): 2},
         names.SENT: {("out", "results"): 7},
         names.SENT_BYTES: {("out", "results"): 700},
+        names.SINK_ROWS: {("lake",): 11},
+        names.SINK_BYTES: {("lake",): 1_100},
+        names.SINK_SECONDS: {("lake",): 1.25},
+        names.SINK_ERRORS: {("lake",): 2},
         names.STORE_PUTS: {("1_0", "counts"): 8},
     },
     recent={

@@ -1,17 +1,20 @@
 """Rows in a table of Iceberg, of a catalog in SQLite (note 072)."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
 from everflow import SinkBatch
-from everflow.errors import RetriableError, SinkError
-from everflow.sinks.batch import SinkAhead
+from everflow.errors import SinkError
+from everflow.sinks import iceberg
+from everflow.sinks.batch import SinkAhead, fitting
 from everflow.sinks.iceberg import IcebergSink
-from unit.sinks.test_sinks import IN, batch
+from unit.sinks.test_sinks import IN, batch, created_again
 
 
 @pytest.fixture
@@ -47,15 +50,45 @@ def test_rows_are_there_once_however_the_batch_is_cut_again(sink: IcebergSink) -
     assert values(sink) == list(range(6))
 
 
-def test_another_commit_in_between_is_met_by_the_next_attempt(sink: IcebergSink) -> None:
+@pytest.mark.parametrize("end", [6, 8])
+def test_another_commit_in_between_is_met_by_the_next_attempt(
+    sink: IcebergSink, end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of a process that was taken for dead land between the look at the position and the
+    commit. pyiceberg itself would append all the same."""
     sink.write(of(0, 4))
+    others = [pickle.loads(pickle.dumps(sink))]
+
+    def fitting_late(*given: Any) -> pa.Table:
+        while others:
+            others.pop().write(of(4, 6))
+        return fitting(*given)
+
+    monkeypatch.setattr(iceberg, "fitting", fitting_late)
+    if end == 6:
+        sink.write(of(4, end))
+    else:
+        with pytest.raises(SinkAhead) as ahead:
+            sink.write(of(4, end))
+        assert ahead.value.ends == {IN: 6}
+    assert values(sink) == list(range(6))
+    table = load_catalog(sink.catalog, **sink.properties).load_table(sink.table)
+    assert "commit.retry.num-retries" not in table.properties, "a setting of theirs"
+
+
+def test_a_commit_of_another_s_rows_in_between_loses_nothing(
+    sink: IcebergSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = pickle.loads(pickle.dumps(sink))
-    other.write(of(4, 6))
-    sink._opened.refresh = lambda: None  # it has looked already
-    with pytest.raises(RetriableError):
-        sink.write(of(4, 8))
-    with pytest.raises(SinkAhead):
-        sink.write(of(4, 8))
+    waiting = [replace(of(4, 6), sink="theirs")]
+
+    def fitting_late(*given: Any) -> pa.Table:
+        while waiting:
+            other.write(waiting.pop())
+        return fitting(*given)
+
+    monkeypatch.setattr(iceberg, "fitting", fitting_late)
+    sink.write(of(0, 4))
     assert values(sink) == list(range(6))
 
 
@@ -64,3 +97,7 @@ def test_no_such_table_and_another_schema_are_named(sink: IcebergSink) -> None:
         IcebergSink(table="shop.none", catalog="tests", properties=sink.properties).write(of(0, 1))
     with pytest.raises(SinkError, match="'v'"):
         sink.write(batch(0, 1, rows=pa.table({"k": ["a"], "v": ["b"]})))
+
+
+def test_a_topic_that_was_created_again_is_noticed(sink: IcebergSink) -> None:
+    created_again(sink, values)

@@ -8,7 +8,7 @@ import json
 import os
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql.datasource import (
     DataSource,
@@ -32,7 +33,7 @@ from everflow.errors import RetriableError, SinkError
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.sinks import postgresql
 from everflow.sinks.batch import SinkAhead, last_of_each
-from everflow.sinks.data_source import DataSourceSink
+from everflow.sinks.data_source import PARTITIONS, DataSourceSink
 from everflow.sinks.delta import DeltaSink
 from everflow.sinks.files import ParquetSink
 from everflow.sinks.http_service import HttpSink
@@ -113,6 +114,21 @@ def test_a_process_that_was_taken_for_dead_does_not_write_the_batch_again(sink: 
     assert rows_of(sink) == list(range(10))
 
 
+def test_a_topic_that_was_created_again_is_noticed(sink: Any) -> None:
+    created_again(sink, rows_of)
+
+
+def created_again(sink: Any, read: Callable[[Any], list[int]]) -> None:
+    """Offsets of the new topic say nothing of the rows that are there."""
+    sink.write(batch(0, 4, topic_ids={"in": "first"}))
+    other_process(sink).write(batch(4, 6))  # the id is not known
+    other_process(sink).write(batch(6, 8, topic_ids={"in": "first"}))
+    with pytest.raises(SinkError, match=r"topic in .* second now"):
+        other_process(sink).write(batch(0, 2, topic_ids={"in": "second"}))
+    other_process(sink).write(batch(0, 2, topic_ids={"in": "second"}, sink="anew"))
+    assert read(sink) == [0, 0, 1, 1, 2, 3, 4, 5, 6, 7]
+
+
 def test_rows_of_a_clock_move_no_position(sink: Any) -> None:
     sink.write(batch(0, 4))
     sink.write(batch(4, 6, offsets={}))
@@ -164,7 +180,7 @@ def test_a_file_that_cannot_be_whole_is_not_there(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RetriableError, match="room"):
+    with pytest.raises(RetriableError, match="No space left"):
         sink.write(batch(0, 4))
     assert os.listdir(tmp_path) == []
     monkeypatch.undo()
@@ -357,6 +373,8 @@ def test_a_service_that_is_not_there_is_an_outage() -> None:
 # --- data sources of PySpark ----------------------------------------------------------------------
 
 KEPT: list[Any] = []
+SEEN: list[tuple[int, int]] = []
+"""Spark's partition and attempt of each write."""
 
 
 @dataclass
@@ -375,6 +393,9 @@ class RowWriter(DataSourceStreamWriter):
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
         rows = list(iterator)
         KEPT.append(("write", rows))
+        context = TaskContext.get()
+        assert context is not None
+        SEEN.append((context.partitionId(), context.taskAttemptId()))
         if self.fails == "write":
             raise ConnectionError("away")
         return Count(len(rows))
@@ -405,6 +426,7 @@ class Rows(DataSource):
 @pytest.fixture(autouse=True)
 def kept() -> list[Any]:
     KEPT.clear()
+    SEEN.clear()
     return KEPT
 
 
@@ -414,7 +436,24 @@ def test_a_data_source_gets_rows_and_a_commit_with_a_number_that_grows(kept: lis
     sink.write(batch(2, 3))
     assert kept[0] == ("schema", "struct<k:string,v:bigint>", False)
     assert kept[1] == ("write", [Row(k="k0", v=0), Row(k="k1", v=1)])
-    assert [one[1:] for one in kept if one[0] == "commit"] == [([Count(2)], 2), ([Count(1)], 3)]
+    assert [one[1:] for one in kept if one[0] == "commit"] == [
+        ([Count(2)], 2 * PARTITIONS),
+        ([Count(1)], 3 * PARTITIONS),
+    ]
+
+
+def test_no_two_tasks_name_the_same_file(kept: list[Any]) -> None:
+    """Writers name files by ``batchId``, or by Spark's partition and attempt."""
+    sink = DataSourceSink(source=Rows)
+    sink.write(batch(0, 2))
+    sink.write(batch(0, 2, task=TaskId(0, 1), offsets={TopicPartition("in", 1): OffsetRange(0, 2)}))
+    sink.write(batch(0, 2, offsets={}))
+    sink.write(batch(0, 2, offsets={}))
+    numbers = [one[2] for one in kept if one[0] == "commit"]
+    assert len(set(numbers)) == 4
+    tasks = list(zip([0, 1, 0, 0], numbers, strict=True))
+    assert tasks == SEEN
+    assert TaskContext.get() is None
 
 
 def test_a_data_source_may_take_arrow_and_its_options_have_no_case(kept: list[Any]) -> None:
@@ -425,7 +464,7 @@ def test_a_data_source_may_take_arrow_and_its_options_have_no_case(kept: list[An
 def test_a_data_source_that_fails_is_told_to_abort(kept: list[Any]) -> None:
     with pytest.raises(ConnectionError):
         DataSourceSink(source=Rows, options={"failsAt": "write"}).write(batch(0, 1))
-    assert kept[-1] == ("abort", [None], 1)
+    assert kept[-1] == ("abort", [None], PARTITIONS)
 
 
 def test_a_data_source_with_several_inputs_is_refused(kept: list[Any]) -> None:

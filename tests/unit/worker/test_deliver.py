@@ -25,7 +25,14 @@ from everflow import (
 from everflow.errors import RetriableError, SinkError
 from everflow.handlers import PRODUCTION, Handlers
 from everflow.kafka.reading.record_columns import LogColumns
-from everflow.protocol.messages import COMMITTED, SINKS, BatchRequest, BatchResult, TaskContext
+from everflow.protocol.messages import (
+    COMMITTED,
+    SINKS,
+    BatchRequest,
+    BatchResult,
+    Rows,
+    TaskContext,
+)
 from everflow.records import LAST_SEQ, OffsetRange, TaskId, TopicPartition
 from everflow.sinks.batch import SinkAhead
 from everflow.testing.store_views import DriverStores
@@ -255,22 +262,23 @@ def given_rows(sink: Any, **columns: Any) -> GivenRows:
     return GivenRows(op(sink), edge_batch(["x", "y", "z"], values, EDGE.key, EDGE.value, **columns))
 
 
-def run_deliver(given: GivenRows, reached: Callable[[str], None] = lambda _: None) -> None:
+def run_deliver(given: GivenRows, reached: Callable[[str], None] = lambda _: None) -> list[Rows]:
     logs = [TopicPartition("in", 0), TopicPartition("in", 1)]
     request = batch_request({tp: OffsetRange(5, 9) for tp in logs})
     result = StepResult(given=[given], consumed=dict.fromkeys(logs, 8))
-    deliver(request, result, [source("in")], reached)
+    return deliver(request, result, [source("in")], reached)
 
 
 def test_each_task_is_a_call_with_its_own_offsets() -> None:
     sink, points = Calls(), list[str]()
-    run_deliver(given_rows(sink, partition=np.array([0, 1, 0])), points.append)
+    told = run_deliver(given_rows(sink, partition=np.array([0, 1, 0])), points.append)
     first, second = sink.batches
     assert [first.task, second.task] == [TaskId(0, 0), TaskId(0, 1)]
     assert first.offsets == {TopicPartition("in", 0): OffsetRange(5, 8)}
     assert first.rows.to_pydict() == {"id": ["x", "z"], "n": [1, 3], "t": ["one", None]}
     assert (first.deletes, second.deletes) == (None, pa.array([True]))
     assert points == [SINK_PARTLY, SINK_PARTLY, SINK_WRITTEN]
+    assert [(one.sink, one.rows) for one in told] == [("out", 2), ("out", 1)]
 
 
 def test_rows_that_a_clock_has_made_are_a_call_without_offsets() -> None:
@@ -316,6 +324,7 @@ def test_a_sink_that_is_away_is_retried_for_the_tasks_that_have_it(error: Except
     assert isinstance(found, RetriableError)
     assert found.partitions == {TopicPartition("in", 0)}
     assert "out" in str(found)
+    assert failure_of(found).sink == "out", "counted by sink"
 
 
 def test_a_row_that_a_sink_refuses_is_a_bad_record_of_production() -> None:
@@ -329,14 +338,14 @@ def test_a_row_that_a_sink_refuses_is_a_bad_record_of_production() -> None:
 def test_a_sink_of_another_schema_stops_the_instance() -> None:
     found = failing(SinkError("column n"))
     assert isinstance(found, SinkError)
-    assert failure_of(found).kind == "fatal"
+    assert (failure_of(found).kind, failure_of(found).sink) == ("fatal", "out")
 
 
 def test_an_unknown_error_of_a_function_names_its_line() -> None:
     found = failing(ZeroDivisionError("x"))
     assert isinstance(found, RecordFailure)
     assert found.failure.record is None
-    assert found.failure.where == ("p.py:1",)
+    assert (found.failure.where, found.failure.sink) == (("p.py:1",), "out")
 
 
 # --- its place in a commit ------------------------------------------------------------------------

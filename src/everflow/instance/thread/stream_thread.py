@@ -541,7 +541,7 @@ class StreamThread:
 
     def _after_failure(self, failure: BatchFailure, took_ms: float) -> None:
         """In the order of D6: kill the workers, fence, read the stable offsets, replay, retry."""
-        self._counts.again(failure.kind)
+        self._counts.again(failure.kind, sink=failure.sink)
         now_ms, wall_ms = self.clock.monotonic_ms(), self.clock.now_ms()
         self._log(self.retries.batch_failed(failure, took_ms, now_ms, wall_ms, self.cut_off))
         if failure.code == OtherTopicError.code:
