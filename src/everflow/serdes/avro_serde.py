@@ -29,8 +29,8 @@ class AvroSerde(Registered):
     def _read(self, data: pa.Array, writer: Schema) -> tuple[pa.Array, Faults]:
         return read_columns(data, parsed_schema(writer), parsed_schema(self.schema))
 
-    def _write(self, values: pa.Array) -> pa.Array:
-        return write_columns(values, parsed_schema(self.schema))
+    def _write(self, values: pa.Array, head: bytes) -> pa.Array:
+        return write_columns(values, parsed_schema(self.schema), head)
 
     def _difference(self, other: Schema) -> str:
         own, found = parsed_schema(self.schema), parsed_schema(other)

@@ -1,4 +1,4 @@
-"""Columns -> Avro bytes, field by field for all rows; a record's are joined by Arrow."""
+"""Columns -> Avro bytes, field by field for all rows; a value's pieces are joined by Arrow."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ import pyarrow.compute as pc
 from everflow.records import Int64
 from everflow.serdes.arrow_types import field_step
 from everflow.serdes.avro_types import Avro, branches, single
-from everflow.serdes.base import SerdeError, numbers_as_bytes, starts
-from everflow.serdes.byte_rows import NOTHING, constant, lengths, varints, zigzag
+from everflow.serdes.base import SerdeError, numbers_as_rows, starts
+from everflow.serdes.byte_rows import (
+    NOTHING,
+    Piece,
+    in_order,
+    joined,
+    lengths,
+    varint,
+    varints,
+    zigzag,
+)
 
-Write = Callable[[pa.Array], pa.Array]
+Write = Callable[[pa.Array], list[Piece]]
 
 
 class _Lacking(Exception):
@@ -26,16 +35,17 @@ class _Lacking(Exception):
         self.row = row
 
 
-def write_columns(values: pa.Array, type_: Avro) -> pa.Array:
-    """``pa.binary()``, null where ``values`` (of ``arrow_of(type_)``) is null. SerdeError with the
-    first row that the schema has no place for."""
+def write_columns(values: pa.Array, type_: Avro, head: bytes = b"") -> pa.Array:
+    """``pa.binary()``, null where ``values`` (of ``arrow_of(type_)``) is null; ``head`` stands
+    before each. SerdeError with the first row that the schema has no place for."""
     there = values.is_valid().to_numpy(zero_copy_only=False)
     whole = bool(there.all()) or _takes_null(type_)
     write = writer(type_)
     if type_.kind == "bytes":  # Confluent's serializers write these as they are
         write = _bare(type_)
     try:
-        written = write(values if whole else values.drop_null())
+        some = values if whole else values.drop_null()
+        written = joined([head, *write(some)], len(some))
     except _Lacking as error:
         row = error.row if whole else int(np.flatnonzero(there)[error.row])
         raise SerdeError(f"Avro cannot be written: {error}", index=row) from None
@@ -56,10 +66,10 @@ def writer(type_: Avro, path: str = "") -> Write:
     if type_.kind == "union":
         return _union(type_, path)
     if type_.kind == "null":
-        return lambda column: constant(b"", len(column))
+        return lambda column: []
     write = _present(type_, path)
 
-    def checked(column: pa.Array) -> pa.Array:
+    def checked(column: pa.Array) -> list[Piece]:
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
             raise _Lacking(row, path, f"null, which {type_} does not have; declare it as a union")
@@ -69,19 +79,19 @@ def writer(type_: Avro, path: str = "") -> Write:
 
 
 def _bare(type_: Avro) -> Write:
-    return lambda column: _decimals(column, None, "") if type_.logical else column
+    return lambda column: [_decimals(column, None, "") if type_.logical else column]
 
 
 def _present(type_: Avro, path: str) -> Write:
     match type_.kind:
         case "boolean":
-            return lambda column: numbers_as_bytes(column.cast(pa.uint8()).to_numpy(), "u1")
+            return lambda column: [numbers_as_rows(column.cast(pa.uint8()).to_numpy(), "u1")]
         case "int" | "long":
-            return lambda column: _longs(_numbers(column, type_, path))
+            return lambda column: [_longs(_numbers(column, type_, path))]
         case "float":
-            return lambda column: numbers_as_bytes(column.to_numpy(), "<f4")
+            return lambda column: [numbers_as_rows(column.to_numpy(), "<f4")]
         case "double":
-            return lambda column: numbers_as_bytes(column.to_numpy(), "<f8")
+            return lambda column: [numbers_as_rows(column.to_numpy(), "<f8")]
         case "enum":
             return _enum(type_, path)
         case "array":
@@ -91,18 +101,22 @@ def _present(type_: Avro, path: str) -> Write:
         case "record":
             return _record(type_, path)
         case "fixed":
-            return lambda column: _fixed(column, type_, path)
+            return lambda column: [_fixed(column, type_, path)]
     if type_.logical == "decimal":
         return lambda column: with_sizes(_decimals(column, None, path))
     return lambda column: with_sizes(column.cast(pa.binary()))
 
 
-def _longs(numbers: Int64) -> pa.Array:
+def _longs(numbers: Int64) -> Piece:
     return varints(zigzag(numbers))
 
 
-def with_sizes(data: pa.Array) -> pa.Array:
-    return pc.binary_join_element_wise(_longs(lengths(data)), data, NOTHING)
+def _long(number: int) -> bytes:
+    return varint(number << 1)
+
+
+def with_sizes(data: pa.Array) -> list[Piece]:
+    return [_longs(lengths(data)), data]
 
 
 def _numbers(column: pa.Array, type_: Avro, path: str) -> Int64:
@@ -123,12 +137,12 @@ def _numbers(column: pa.Array, type_: Avro, path: str) -> Int64:
 def _enum(type_: Avro, path: str) -> Write:
     symbols = pa.array(type_.symbols, pa.string())
 
-    def write(column: pa.Array) -> pa.Array:
+    def write(column: pa.Array) -> list[Piece]:
         places = pc.index_in(column, symbols)
         if places.null_count:
             row = int(np.flatnonzero(places.is_null().to_numpy(zero_copy_only=False))[0])
             raise _Lacking(row, path, f"{column[row].as_py()!r:.60} is none of its symbols")
-        return _longs(places.to_numpy().astype(np.int64))
+        return [_longs(places.to_numpy().astype(np.int64))]
 
     return write
 
@@ -177,11 +191,9 @@ def _decimals(column: pa.Array, size: int | None, path: str) -> pa.Array:
 def _record(type_: Avro, path: str) -> Write:
     fields = [writer(one.type, path + field_step(one.name)) for one in type_.fields]
 
-    def write(column: pa.Array) -> pa.Array:
-        if not fields:
-            return constant(b"", len(column))
-        written = [one(part) for one, part in zip(fields, column.flatten(), strict=True)]
-        return pc.binary_join_element_wise(*written, NOTHING) if len(written) > 1 else written[0]
+    def write(column: pa.Array) -> list[Piece]:
+        columns = column.flatten() if fields else []
+        return [one for step, part in zip(fields, columns, strict=True) for one in step(part)]
 
     return write
 
@@ -189,7 +201,7 @@ def _record(type_: Avro, path: str) -> Write:
 def _array(type_: Avro, path: str) -> Write:
     entry = writer(type_.parts[0], f"{path}[]")
 
-    def write(column: pa.Array) -> pa.Array:
+    def write(column: pa.Array) -> list[Piece]:
         counts = pc.list_value_length(column).to_numpy().astype(np.int64)
         return _block(counts, _inner(entry, column.flatten(), counts))
 
@@ -199,18 +211,17 @@ def _array(type_: Avro, path: str) -> Write:
 def _map(type_: Avro, path: str) -> Write:
     entry = writer(type_.parts[0], f"{path}[]")
 
-    def write(column: pa.Array) -> pa.Array:
+    def write(column: pa.Array) -> list[Piece]:
         offsets = column.offsets.to_numpy()
         counts = np.diff(offsets).astype(np.int64)
         inside = slice(int(offsets[0]), int(offsets[-1]))
         keys = with_sizes(column.keys[inside].cast(pa.binary()))
-        values = _inner(entry, column.items[inside], counts)
-        return _block(counts, pc.binary_join_element_wise(keys, values, NOTHING))
+        return _block(counts, keys + _inner(entry, column.items[inside], counts))
 
     return write
 
 
-def _inner(entry: Write, entries: pa.Array, counts: Int64) -> pa.Array:
+def _inner(entry: Write, entries: pa.Array, counts: Int64) -> list[Piece]:
     try:
         return entry(entries)
     except _Lacking as error:
@@ -218,26 +229,30 @@ def _inner(entry: Write, entries: pa.Array, counts: Int64) -> pa.Array:
         raise
 
 
-def _block(counts: Int64, entries: pa.Array) -> pa.Array:
+def _block(counts: Int64, entry: list[Piece]) -> list[Piece]:
     """Lists as one block, and the zero behind it; as Java writes them."""
-    lists = pa.ListArray.from_arrays(pa.array(starts(counts), pa.int32()), entries)
-    heads = pc.if_else(pa.array(counts > 0), _longs(counts), pa.scalar(b""))
-    return pc.binary_join_element_wise(
-        heads, pc.binary_join(lists, NOTHING), pa.scalar(b"\0"), NOTHING
-    )
+    places = starts(counts)
+    entries = joined(entry, int(places[-1]))
+    lists = pa.ListArray.from_arrays(pa.array(places, pa.int32()), entries)
+    heads = joined([_longs(counts)], len(counts))
+    return [
+        pc.if_else(pa.array(counts > 0), heads, NOTHING),
+        pc.binary_join(lists, NOTHING),
+        b"\0",
+    ]
 
 
 def _union(type_: Avro, path: str) -> Write:
     kinds = [one.kind for one in type_.parts]
-    null = _longs(np.array([kinds.index("null")], np.int64))[0] if "null" in kinds else None
+    null = _long(kinds.index("null")) if "null" in kinds else None
     present = branches(type_)
     one = single(type_)
     if one is not None and len(present) > 1:  # of an int and a long, as the larger
         present = (next(part for part in present if part.kind == one.kind),)
-    heads = [_longs(np.array([type_.parts.index(part)], np.int64))[0] for part in present]
+    heads = [_long(type_.parts.index(part)) for part in present]
     writes = [writer(part, path) for part in present]
 
-    def write(column: pa.Array) -> pa.Array:
+    def write(column: pa.Array) -> list[Piece]:
         valid = column.is_valid().to_numpy(zero_copy_only=False)
         members = [column] if one is not None else column.flatten() if present else []
         taken = [part.is_valid().to_numpy(zero_copy_only=False) & valid for part in members]
@@ -248,28 +263,25 @@ def _union(type_: Avro, path: str) -> Write:
         columns, owners = [], []
         for part, head, mine, inner in zip(members, heads, taken, writes, strict=True):
             rows = np.flatnonzero(mine)
+            if len(rows) and len(rows) == len(part):
+                return [head, *_of(inner, part, rows)]
             if len(rows):
-                some = part if len(rows) == len(part) else part.take(pa.array(rows))
-                columns.append(pc.binary_join_element_wise(head, _of(inner, some, rows), NOTHING))
+                some = _of(inner, part.take(pa.array(rows)), rows)
+                columns.append(joined([head, *some], len(rows)))
                 owners.append(rows)
         rest = np.flatnonzero(count == 0)
         if len(rest):
             if null is None:
                 why = f"null, which {type_} does not have"
                 raise _Lacking(int(rest[0]), path, why)
-            columns.append(constant(null.as_py(), len(rest)))
+            columns.append(joined([null], len(rest)))
             owners.append(rest)
-        if len(columns) == 1:
-            return columns[0]
-        if not columns:
-            return pa.array([], pa.binary())
-        order = np.argsort(np.concatenate(owners), kind="stable")
-        return pa.concat_arrays(columns).take(pa.array(order))
+        return [in_order(columns, owners, pa.binary())]
 
     return write
 
 
-def _of(write: Write, some: pa.Array, rows: Int64) -> pa.Array:
+def _of(write: Write, some: pa.Array, rows: Int64) -> list[Piece]:
     try:
         return write(some)
     except _Lacking as error:

@@ -19,6 +19,9 @@ REGISTRY_HEAD = 5
 """A zero and the schema's id, before what Confluent's serializers write."""
 
 
+_MOST_OFFSET = np.iinfo(np.int32).max
+
+
 def of_a_registry(data: bytes) -> str | None:
     """The hint for unreadable bytes that begin as those of a schema registry; else None."""
     if len(data) < REGISTRY_HEAD or data[0] != 0:
@@ -95,10 +98,15 @@ def binary_from_matrix(rows: npt.NDArray[np.uint8]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, buffers)
 
 
+def numbers_as_rows(numbers: npt.NDArray[Any], code: str) -> npt.NDArray[np.uint8]:
+    """A row of bytes for each number, as NumPy's ``code`` lays it, for example ``>i8``."""
+    rows: npt.NDArray[np.uint8] = np.ascontiguousarray(numbers, code).view(np.uint8)
+    return rows.reshape(-1, np.dtype(code).itemsize)
+
+
 def numbers_as_bytes(numbers: npt.NDArray[Any], code: str) -> pa.Array:
-    """Each number as NumPy's ``code`` lays it, for example ``>i8``."""
-    rows = np.ascontiguousarray(numbers.astype(code)).view(np.uint8)
-    return binary_from_matrix(rows.reshape(-1, np.dtype(code).itemsize))
+    """As `numbers_as_rows`, in a column of ``pa.binary()``."""
+    return binary_from_matrix(numbers_as_rows(numbers, code))
 
 
 def bytes_of(data: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
@@ -148,11 +156,27 @@ def slices(data: pa.Array, begin: Int64, size: Int64) -> pa.Array:
     return gathered(content, places[:-1] + begin, size)
 
 
+def words(content: npt.NDArray[np.uint8], code: str) -> npt.NDArray[Any]:
+    """What stands at each place of ``content``, as NumPy's ``code`` lays it: without a copy."""
+    places = max(len(content) - np.dtype(code).itemsize + 1, 0)
+    found: npt.NDArray[Any] = np.ndarray((places,), code, content, strides=(1,))
+    return found
+
+
 def gathered(content: npt.NDArray[np.uint8], begins: Int64, sizes: Int64) -> pa.Array:
     """A value of ``sizes`` bytes from each place of ``content`` on."""
+    count = len(sizes)
+    places = np.empty(2 * count, np.int64)
+    places[::2], places[1::2] = begins, begins + sizes
+    if count and (np.diff(places) >= 0).all() and places[-1] <= _MOST_OFFSET:
+        # Arrow copies a value at a time, seven times as fast as NumPy byte for byte: what lies
+        # between two values is a value, too, and is not taken.
+        buffers = [None, pa.py_buffer(places.astype(np.int32)), pa.py_buffer(content)]
+        found = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+        return found.take(pa.array(np.arange(0, 2 * count, 2)))
     offsets = pa.py_buffer(starts(sizes).astype(np.int32))
-    found = pa.py_buffer(content[ranges(begins, sizes)])
-    return pa.Array.from_buffers(pa.binary(), len(sizes), [None, offsets, found])
+    data = pa.py_buffer(content[ranges(begins, sizes)])
+    return pa.Array.from_buffers(pa.binary(), count, [None, offsets, data])
 
 
 def starts(sizes: Int64) -> Int64:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.records import Int64
-from everflow.serdes.base import SerdeError, bytes_of, gathered, numbers_as_bytes, ranges, starts
+from everflow.serdes.base import (
+    SerdeError,
+    binary_from_matrix,
+    bytes_of,
+    gathered,
+    numbers_as_rows,
+    ranges,
+    starts,
+    words,
+)
 
 Faults = dict[int, SerdeError]
 Flags = npt.NDArray[np.bool_]
@@ -24,6 +34,22 @@ MOST_ROUNDS = 512
 _PAD = 32
 """Zeros behind the bytes: no number is read beyond them."""
 _LAST_SHIFT = 63
+_FIRST_BITS = np.uint64(0x8080_8080_8080_8080)
+"""Of each byte of a word: zero where a varint ends."""
+_MOST_BYTES = 10
+_GOING_ON = np.array(
+    [[0x80 * (at + 1 < size) for at in range(_MOST_BYTES)] for size in range(_MOST_BYTES + 1)],
+    np.uint8,
+)
+"""By the size of a varint: the bits of its bytes that say that a further one comes."""
+_SIZES = np.uint64(0x0102_0304_0506_0708)
+"""Times 1 << 8 * n: the byte on top is n + 1."""
+_PACKED = tuple(
+    (np.uint64(mask), np.uint64(mask << shift << shift // 7), np.uint64(shift // 7))
+    for mask, shift in ((0x007F_007F_007F_007F, 7), (0x3FFF_0000_3FFF, 14), (0x0FFF_FFFF, 28))
+)
+"""Seven bits a byte -> one number: low halves, high halves, and by how many bits these lie apart;
+of bytes, of pairs, of fours."""
 
 
 @dataclass
@@ -79,15 +105,23 @@ class Rows:
     def varints(self) -> UInt64:
         """Seven bits a byte, the lowest first; rows of more than 64 bits are marked."""
         first = self.content[self.at]
-        value = first.astype(np.uint64)
-        more = np.flatnonzero(first >= 0x80)
-        if not len(more):
+        if not len(first) or int(first.max()) < 0x80:
             self.moved(1)
+            return first.astype(np.uint64)
+        word = words(self.content, "<u8")[self.at]
+        stops = ~word & _FIRST_BITS
+        stop = stops & -stops  # the lowest
+        value: UInt64 = word & (stop - np.uint64(1)) & ~_FIRST_BITS
+        for low, high, apart in _PACKED:
+            value = (value & low) | (value & high) >> apart
+        sizes = ((stop >> np.uint64(7)) * _SIZES >> np.uint64(56)).astype(np.int64)
+        more = np.flatnonzero(stop == 0)  # nine bytes, or ten
+        if not len(more):
+            self.moved(sizes)
             return value
-        value &= np.uint64(0x7F)
-        sizes = np.ones(len(self), np.int64)
+        sizes[more] = 8
         large = np.zeros(len(self), bool)
-        for shift in range(7, _LAST_SHIFT + 1, 7):
+        for shift in range(56, _LAST_SHIFT + 1, 7):
             byte = self.content[self.at[more] + sizes[more]]
             value[more] |= (byte & np.uint8(0x7F)).astype(np.uint64) << np.uint64(shift)
             sizes[more] += 1
@@ -125,8 +159,8 @@ class Rows:
         """As NumPy's ``code`` lays them."""
         width = np.dtype(code).itemsize
         begins = np.minimum(self.moved(width), len(self.content) - width)
-        found = self.content[begins[:, None] + np.arange(width)]
-        return np.ascontiguousarray(found).view(code).reshape(-1)
+        found: npt.NDArray[Any] = words(self.content, code)[begins]
+        return found
 
 
 def signed(numbers: UInt64) -> Int64:
@@ -194,24 +228,76 @@ def _is_text(data: bytes | None) -> bool:
 # --- writing --------------------------------------------------------------------------------------
 
 
-def varints(left: UInt64) -> pa.Array:
-    """``pa.binary()``: seven bits a byte, the lowest first."""
-    if not len(left) or int(left.max()) < 0x80:
-        return numbers_as_bytes(left, "u1")
-    width = max(1, -(-int(left.max()).bit_length() // 7))
-    found = np.zeros((len(left), width), np.uint8)
-    sizes = np.ones(len(left), np.int64)
+Piece: TypeAlias = "pa.Array | npt.NDArray[np.uint8] | bytes"
+"""A part of each row's bytes: a column of ``pa.binary()``, the rows of a matrix, or what is the
+same for all."""
+
+
+def joined(pieces: Sequence[Piece], count: int) -> pa.Array:
+    """``pa.binary()``: the pieces of each of ``count`` rows, one behind the other. Each column
+    costs Arrow 8 ns a row, so neighbours of a fixed width are laid side by side first."""
+    columns: list[Any] = []
+    there = (piece for piece in pieces if len(piece))
+    for is_column, run in groupby(there, lambda piece: isinstance(piece, pa.Array)):
+        some: list[Any] = list(run)
+        columns += some if is_column else [_side_by_side(some, count)]
+    if any(isinstance(one, pa.Array) for one in columns):
+        return columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, NOTHING)
+    return constant(columns[0].as_py() if columns else b"", count)
+
+
+def _side_by_side(pieces: Sequence[npt.NDArray[np.uint8] | bytes], count: int) -> Any:
+    """A column, or a scalar if all rows are the same."""
+    if all(isinstance(piece, bytes) for piece in pieces):
+        return pa.scalar(b"".join(pieces))  # type: ignore[arg-type]
+    rows = [np.frombuffer(one, np.uint8) if isinstance(one, bytes) else one for one in pieces]
+    if len(rows) == 1:
+        return binary_from_matrix(rows[0])
+    ends = np.cumsum([one.shape[-1] for one in rows]).tolist()
+    both = np.empty((count, ends[-1]), np.uint8)
+    for end, one in zip(ends, rows, strict=True):
+        both[:, end - one.shape[-1] : end] = one
+    return binary_from_matrix(both)
+
+
+def varint(number: int) -> bytes:
+    found = bytearray()
+    while number >= 0x80:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*found, number))
+
+
+def varints(numbers: UInt64) -> Piece:
+    """Seven bits a byte, the lowest first."""
+    least, most = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
+    width = len(varint(most))
+    if width == 1:
+        return numbers_as_rows(numbers, "u1")
+    same = len(varint(least)) == width
+    sizes = np.full(len(numbers), width) if same else np.ones(len(numbers), np.int64)
+    for at in range(1, 1 if same else width):
+        sizes += numbers >= np.uint64(1 << 7 * at)
+    found = numbers_as_rows(_spread(numbers), "<u8") if width <= 8 else _one_by_one(numbers, width)
+    found[:, :width] |= _GOING_ON[width if same else sizes, :width]
+    if same:
+        return found[:, :width]
+    return gathered(found.reshape(-1), np.arange(len(found)) * found.shape[1], sizes)
+
+
+def _spread(numbers: UInt64) -> UInt64:
+    """Seven bits a byte, of numbers of 56 bits at most."""
+    for low, high, apart in reversed(_PACKED):
+        numbers = (numbers & low) | (numbers << apart & high)
+    return numbers
+
+
+def _one_by_one(left: UInt64, width: int) -> npt.NDArray[np.uint8]:
+    found = np.empty((len(left), width), np.uint8)
     for at in range(width):
-        found[:, at] = (left & np.uint64(0x7F)).astype(np.uint8)
+        found[:, at] = left & np.uint64(0x7F)
         left = left >> np.uint64(7)
-        more = left > 0
-        sizes += more
-        found[:, at] |= np.where(more, 0x80, 0).astype(np.uint8)
-    inside = np.arange(width) < sizes[:, None]
-    offsets = pa.py_buffer(starts(sizes).astype(np.int32))
-    return pa.Array.from_buffers(
-        pa.binary(), len(sizes), [None, offsets, pa.py_buffer(found[inside])]
-    )
+    return found
 
 
 def lengths(data: pa.Array) -> Int64:

@@ -96,7 +96,7 @@ class DebeziumSerde(Registered):
             raise SchemaError(reads_only(self))
         return super().encode_array(values)
 
-    def _write(self, values: pa.Array) -> pa.Array:
+    def _write(self, values: pa.Array, head: bytes) -> pa.Array:
         raw = written(values, self._form(self.type, None))
         return JsonSerde(raw.type).encode_array(raw)
 

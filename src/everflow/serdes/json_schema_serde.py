@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from everflow.serdes.arrow_types import field_step
 from everflow.serdes.base import SerdeError
-from everflow.serdes.byte_rows import Faults
+from everflow.serdes.byte_rows import NOTHING, Faults
 from everflow.serdes.json_serde import JsonSerde
 from everflow.serdes.registered import Registered
 from everflow.serdes.registry import Schema
@@ -50,7 +51,11 @@ class JsonSchemaSerde(Registered):
     def _read(self, data: pa.Array, writer: Schema) -> tuple[pa.Array, Faults]:
         return JsonSerde(self.type).decode_marked(data)
 
-    def _write(self, values: pa.Array) -> pa.Array:
+    def _write(self, values: pa.Array, head: bytes) -> pa.Array:
+        written = self._json(values)
+        return pc.binary_join_element_wise(pa.scalar(head), written, NOTHING) if head else written
+
+    def _json(self, values: pa.Array) -> pa.Array:
         place = place_of(self.schema)
         _require(values, place, "", np.arange(len(values)))
         written = JsonSerde(self.type).encode_array(values)

@@ -84,9 +84,9 @@ class ProtobufSerde(Registered):
         if name.rpartition(".")[2] != self.message.rpartition(".")[2]:
             raise SerdeError(f"it is a message {name}, and is read as {self.message}")
 
-    def _write(self, values: pa.Array) -> pa.Array:
+    def _write(self, values: pa.Array, head: bytes) -> pa.Array:
         write = _writer(self.schema, self.message)
-        return write_columns(values, root(self.schema, self.message), write)
+        return write_columns(values, root(self.schema, self.message), write, head)
 
     def _found(self, subject: str) -> Version:
         """Imports are registered under their names, as ReferenceSubjectNameStrategy does."""

@@ -17,30 +17,41 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.records import Int64
-from everflow.serdes.base import SerdeError, numbers_as_bytes, ranges, starts
-from everflow.serdes.byte_rows import NOTHING, Flags, constant, lengths, varints, zigzag
+from everflow.serdes.base import SerdeError, numbers_as_rows, ranges, starts
+from everflow.serdes.byte_rows import (
+    NOTHING,
+    Flags,
+    Piece,
+    joined,
+    lengths,
+    varint,
+    varints,
+    zigzag,
+)
 from everflow.serdes.protobuf_types import FIXED, INSTANT, LARGE, LENGTH, Part, tag_of, wire_of
 
 _MOST_UINT32 = (1 << 32) - 1
 _MOST_INT32 = (1 << 31) - 1
 
-Write = Callable[[pa.Array], pa.Array]
-"""A column without nulls -> ``pa.binary()``."""
+Write = Callable[[pa.Array], list[Piece]]
+"""A column without nulls -> the pieces of its rows (`joined`)."""
 
 
 class _Unwritten(Exception):
     """The library is to write the column, or to say why it cannot be written."""
 
 
-def write_columns(values: pa.Array, part: Part, write: Write) -> pa.Array:
-    """``pa.binary()``, null where ``values`` (of ``part.type``) is null. ``write``:
-    `message_writer` of ``part``. SerdeError with the first row that the message has no place
-    for."""
+def write_columns(values: pa.Array, part: Part, write: Write, head: bytes = b"") -> pa.Array:
+    """``pa.binary()``, null where ``values`` (of ``part.type``) is null; ``head`` stands before
+    each. ``write``: `message_writer` of ``part``. SerdeError with the first row that the message
+    has no place for."""
     there = values.is_valid().to_numpy(zero_copy_only=False)
+    some = values if there.all() else values.drop_null()
     try:
-        written = write(values if there.all() else values.drop_null())
+        written = joined([head, *write(some)], len(some))
     except _Unwritten:
-        return write_rows(values, part)
+        rows = write_rows(values, part)
+        return pc.binary_join_element_wise(pa.scalar(head), rows, NOTHING)
     if there.all():
         return written
     return written.take(pa.array(np.cumsum(there) - 1, mask=~there))
@@ -74,15 +85,12 @@ def message_writer(part: Part) -> Write:
         if one.oneof:
             oneofs.setdefault(one.oneof, []).append(at)
 
-    def write(column: pa.Array) -> pa.Array:
+    def write(column: pa.Array) -> list[Piece]:
         columns = column.flatten() if fields else []
         for members in oneofs.values():
             count = np.sum([_there(columns[at]) for at in members], axis=0)
             _require(count <= 1)
-        written = [one(columns[at]) for at, one in fields]
-        if not written:
-            return constant(b"", len(column))
-        return pc.binary_join_element_wise(*written, NOTHING) if len(written) > 1 else written[0]
+        return [piece for at, one in fields for piece in one(columns[at])]
 
     return write
 
@@ -105,9 +113,9 @@ def _field(part: Part) -> Write:
         return _list(part)
     if part.kind == "map":
         return _map(part)
-    raw, body, head = _raw(part), _body(part), _tag(tag_of(part))
+    raw, body, head = _raw(part), _body(part), varint(tag_of(part))
 
-    def write(column: pa.Array) -> pa.Array:
+    def write(column: pa.Array) -> list[Piece]:
         there = _there(column)
         if part.required:
             _require(there)
@@ -118,12 +126,12 @@ def _field(part: Part) -> Write:
                 column = _some(column, there)
         else:
             column = raw(column if there.all() else column.drop_null())
-        return _spread(pc.binary_join_element_wise(head, body(column), NOTHING), there)
+        return _spread([head, *body(column)], there)
 
     return write
 
 
-def _unwritten(column: pa.Array) -> pa.Array:
+def _unwritten(column: pa.Array) -> list[Piece]:
     raise _Unwritten
 
 
@@ -145,16 +153,13 @@ def _some(raw: Any, there: Flags) -> Any:
     return raw.filter(pa.array(there)) if isinstance(raw, pa.Array) else raw[there]
 
 
-def _spread(written: pa.Array, there: Flags) -> pa.Array:
+def _spread(pieces: list[Piece], there: Flags) -> list[Piece]:
     """A row for each; nothing where ``there`` is false."""
     if there.all():
-        return written
+        return pieces
+    written = joined(pieces, int(np.count_nonzero(there)))
     places = np.where(there, np.cumsum(there) - 1, len(written))
-    return pa.concat_arrays([written, pa.array([b""], pa.binary())]).take(pa.array(places))
-
-
-def _tag(tag: int) -> pa.Scalar:
-    return varints(np.array([tag], np.uint64))[0]
+    return [pa.concat_arrays([written, pa.array([b""], pa.binary())]).take(pa.array(places))]
 
 
 def _raw(part: Part) -> Callable[[pa.Array], Any]:
@@ -214,11 +219,11 @@ def _body(part: Part) -> Write:
     match part.kind:
         case "message":
             inner = message_writer(part)
-            return lambda column: _with_sizes(inner(column))
+            return lambda column: _inside(inner, column)
         case "wrapper":
             wrapped = message_writer(part._replace(kind="message"))
-            return lambda column: _with_sizes(
-                wrapped(pa.StructArray.from_arrays([column], names=["value"]))
+            return lambda column: _inside(
+                wrapped, pa.StructArray.from_arrays([column], names=["value"])
             )
         case "time":
             instant = message_writer(INSTANT)
@@ -228,19 +233,23 @@ def _body(part: Part) -> Write:
     wire = wire_of(part)
     if wire in FIXED:
         code = f"<f{FIXED[wire]}" if part.kind in ("DOUBLE", "FLOAT") else f"<i{FIXED[wire]}"
-        return lambda numbers: numbers_as_bytes(numbers, code)
-    return varints
+        return lambda numbers: [numbers_as_rows(numbers, code)]
+    return lambda numbers: [varints(numbers)]
 
 
-def _with_sizes(data: pa.Array) -> pa.Array:
-    return pc.binary_join_element_wise(varints(lengths(data).view(np.uint64)), data, NOTHING)
+def _with_sizes(data: pa.Array) -> list[Piece]:
+    return [varints(lengths(data).view(np.uint64)), data]
 
 
-def _time(column: pa.Array, write: Write) -> pa.Array:
+def _inside(write: Write, column: pa.Array) -> list[Piece]:
+    return _with_sizes(joined(write(column), len(column)))
+
+
+def _time(column: pa.Array, write: Write) -> list[Piece]:
     micros = column.view(pa.int64()).to_numpy()
     nanos = (micros % 1_000_000 * 1000).astype(np.int32)
     parts = [pa.array(micros // 1_000_000), pa.array(nanos)]
-    return _with_sizes(write(pa.StructArray.from_arrays(parts, names=["seconds", "nanos"])))
+    return _inside(write, pa.StructArray.from_arrays(parts, names=["seconds", "nanos"]))
 
 
 # --- lists and maps -------------------------------------------------------------------------------
@@ -249,34 +258,36 @@ def _time(column: pa.Array, write: Write) -> pa.Array:
 def _list(part: Part) -> Write:
     one = part.inner[0]
     raw, body = _raw(one), _body(one)
-    head = _tag(part.number << 3 | LENGTH if part.packed else part.number << 3 | wire_of(one))
+    head = varint(part.number << 3 | LENGTH if part.packed else part.number << 3 | wire_of(one))
 
-    def write(column: pa.Array) -> pa.Array:
+    def write(column: pa.Array) -> list[Piece]:
         counts = pc.list_value_length(column).fill_null(0).to_numpy().astype(np.int64)
         entries = column.flatten()
         _require(not entries.null_count)
         written = body(raw(entries))
         if not part.packed:
-            return _joined(pc.binary_join_element_wise(head, written, NOTHING), counts)
-        blocks = _with_sizes(_joined(written, counts))
+            return [_together([head, *written], counts)]
         there = counts > 0
-        found = pc.binary_join_element_wise(head, _some(blocks, there), NOTHING)
-        return _spread(found, there)
+        blocks = _some(_together(written, counts), there)
+        return _spread([head, *_with_sizes(blocks)], there)
 
     return write
 
 
-def _joined(entries: pa.Array, counts: Int64) -> pa.Array:
-    lists = pa.ListArray.from_arrays(pa.array(starts(counts), pa.int32()), entries)
+def _together(entries: list[Piece], counts: Int64) -> pa.Array:
+    """What so many entries are together, in each row."""
+    places = starts(counts)
+    made = joined(entries, int(places[-1]))
+    lists = pa.ListArray.from_arrays(pa.array(places, pa.int32()), made)
     return pc.binary_join(lists, NOTHING)
 
 
 def _map(part: Part) -> Write:
     key, item = part.inner
-    head = _tag(part.number << 3 | LENGTH)
-    parts = [(_tag(tag_of(one)), _raw(one), _body(one)) for one in (key, item)]
+    head = varint(part.number << 3 | LENGTH)
+    parts = [(varint(tag_of(one)), _raw(one), _body(one)) for one in (key, item)]
 
-    def write(column: pa.Array) -> pa.Array:
+    def write(column: pa.Array) -> list[Piece]:
         offsets = column.offsets.to_numpy().astype(np.int64)
         counts = np.where(_there(column), np.diff(offsets), 0)
         places = ranges(offsets[:-1], counts)
@@ -290,13 +301,12 @@ def _map(part: Part) -> Write:
         owner, ranks = owner[order], ranks[order]
         last = np.ones(len(order), bool)  # of a key twice
         last[:-1] = (np.diff(owner) > 0) | (np.diff(ranks) > 0)
-        pieces: list[Any] = []
+        pieces: list[Piece] = []
         for (tag, _, body), one in zip(parts, raws, strict=True):
-            pieces += [tag, body(one)]
-        entries = _with_sizes(pc.binary_join_element_wise(*pieces, NOTHING))
-        entries = entries.take(pa.array(order[last]))
+            pieces += [tag, *body(one)]
+        entries = joined(pieces, len(order)).take(pa.array(order[last]))
         counts = np.bincount(owner[last], minlength=len(counts))
-        return _joined(pc.binary_join_element_wise(head, entries, NOTHING), counts)
+        return [_together([head, *_with_sizes(entries)], counts)]
 
     return write
 

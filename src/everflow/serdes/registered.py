@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from everflow.errors import SchemaError
 from everflow.serdes.base import SerdeError, encode_one, flat
@@ -65,7 +64,8 @@ class Registered:
         """A column of ``type``; SerdeError where no row of that writer can be read."""
         raise NotImplementedError
 
-    def _write(self, values: pa.Array) -> pa.Array:
+    def _write(self, values: pa.Array, head: bytes) -> pa.Array:
+        """``pa.binary()`` with ``head`` before each value; null where there is none."""
         raise NotImplementedError
 
     def _indexes(self) -> tuple[int, ...]:
@@ -91,9 +91,8 @@ class Registered:
         does not answer: both concern all values."""
         values = flat(values, self.type)
         if self.registry is None:
-            return self._write(values)
-        head = self.head() if values.null_count < len(values) else b""
-        return pc.binary_join_element_wise(pa.scalar(head), self._write(values), pa.scalar(b""))
+            return self._write(values, b"")
+        return self._write(values, self.head() if values.null_count < len(values) else b"")
 
     def decode_array(self, data: pa.Array) -> pa.Array:
         column, faults = self.decode_marked(data)

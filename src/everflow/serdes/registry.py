@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from everflow.errors import ConfigError, RetriableError, SchemaError
+from everflow.errors import ConfigError, EverflowError, RetriableError, SchemaError
 from everflow.handlers import is_outage
 from everflow.serdes.wire_format import SchemaId
 from everflow.user_program import error_text
@@ -27,6 +27,7 @@ _URL = "schema.registry.url"
 _PREFIX = "schema.registry."
 _MOST_KEPT = 10_000
 _NOT_THERE = 404
+"""And the first digits of a registry's own code for it (40401, 40403, ...)."""
 _INCOMPATIBLE = 409
 _PEM = "PEM"
 _NAMES: dict[str, str] = {
@@ -226,6 +227,8 @@ class Registry:
         return Version(found.schema_id, found.guid, found.version, schema)
 
     def _whole(self, found: Any, kind: str) -> Schema:
+        if not isinstance(found.schema_str, str):
+            raise RetriableError(f"the schema registry at {self.url} answered without a schema")
         if (found.schema_type or "AVRO") != kind:
             raise MissingSchema(f"the schema is one of {found.schema_type}, not of {kind}")
         references = tuple(
@@ -244,30 +247,33 @@ class Registry:
 
     @contextmanager
     def _answered(self, what: str) -> Iterator[None]:
-        from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         try:
             yield
         except SchemaRegistryError as error:
             said = f"the schema registry at {self.url} answered {error} to {what}"
             if error.http_status_code == _NOT_THERE:
-                raise MissingSchema(said) from error
+                if (error.error_code or 0) // 100 == _NOT_THERE:
+                    raise MissingSchema(said) from error
+                # A proxy, or a wrong path: the registry itself has not answered.
+                raise RetriableError(said) from error
             if error.http_status_code == _INCOMPATIBLE:
                 raise SchemaError(said) from error
             if is_outage(error):
                 raise RetriableError(said) from error
             raise SchemaError(said) from error
-        except (OAuthTokenError, OSError) as error:
-            raise self._silent(what, error) from error
+        except (EverflowError, MissingSchema):
+            raise
         except Exception as error:
-            # The client's HTTP library is httpx2 or httpx, whichever there is.
-            if not any(one.__name__ == "HTTPError" for one in type(error).__mro__):
-                raise
+            # Of its HTTP library (httpx2 or httpx), or what it stumbles over in an answer that is
+            # no registry's: a page to log in, say.
             raise self._silent(what, error) from error
 
     def _silent(self, what: str, error: BaseException) -> RetriableError:
         return RetriableError(
-            f"the schema registry at {self.url} does not answer ({what}): {error_text(error)}"
+            f"the schema registry at {self.url} does not answer, or not as one ({what}): "
+            f"{error_text(error)}"
         )
 
 

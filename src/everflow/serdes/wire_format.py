@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.records import Int64
-from everflow.serdes.base import REGISTRY_HEAD, SerdeError, bytes_of, ranges, rest, starts
+from everflow.serdes.base import REGISTRY_HEAD, SerdeError, bytes_of, ranges, rest, starts, words
 from everflow.serdes.byte_rows import Flags
 
 ID_HEADERS = {"key": "__key_schema_id", "value": "__value_schema_id"}
@@ -61,11 +61,16 @@ def _grouped(
 ) -> list[Group]:
     if not len(rows):
         return []
-    heads = np.ascontiguousarray(content[begins[rows][:, None] + np.arange(1, head)])
-    if (heads == heads[0]).all():
-        some = data if len(rows) == len(data) else data.take(pa.array(rows))
-        return [Group(_schema_id(heads[0].tobytes()), rows, rest(some, head))]
-    kinds, places = np.unique(heads.view(f"V{head - 1}").reshape(-1), return_inverse=True)
+    whole = len(rows) == len(data)
+    own = begins if whole else begins[rows]
+    fours = words(content, "<u4")
+    parts = [fours[own + at] for at in range(1, head, 4)]
+    if all((part == part[0]).all() for part in parts):
+        first = content[own[0] + 1 : own[0] + head].tobytes()
+        some = data if whole else data.take(pa.array(rows))
+        return [Group(_schema_id(first), rows, rest(some, head))]
+    heads = np.ascontiguousarray(np.stack(parts, axis=1)).view(f"V{head - 1}")
+    kinds, places = np.unique(heads.reshape(-1), return_inverse=True)
     found = []
     for at, kind in enumerate(kinds):
         mine = rows[places == at]

@@ -4,7 +4,10 @@ import json
 import pickle
 import ssl
 import struct
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from everflow.records import HEADERS
 from everflow.serdes import SerdeError
 from everflow.serdes.registered import bare, bound_to, in_front, in_headers, warm_up
 from everflow.serdes.wire_format import with_header, with_ids, without_ids
+from everflow.testing import wait_until
 from everflow.testing.schema_registry import SchemaRegistry
 from everflow.topology.store_layouts import serde_words
 from unit.serdes.test_protobuf_serde import ORDER
@@ -114,11 +118,18 @@ def test_a_record_that_does_not_fit_is_a_fault_of_its_own(
 
 
 def test_a_deleted_schema_is_a_fault_of_its_records(registry: SchemaRegistry) -> None:
-    registry.register("orders-value", V1)
-    data = made(registry).encode({"id": 1, "amount": 2.5})
-    with SchemaRegistry() as empty:
-        _, faults = made(empty).decode_marked(pa.array([data]))
-    assert "40403" in str(faults[0])
+    known, deleted = (registry.register("orders-value", one) for one in (V1, V2))
+    serde = made(registry, V2)
+    body = b"\x02" + struct.pack("<d", 2.5)
+    rows = [b"\0" + known.to_bytes(4, "big") + body, b"\0" + deleted.to_bytes(4, "big") + body]
+    assert serde.decode(rows[0])["id"] == 1
+    for id_ in (known, deleted):
+        registry.forget(id_)
+    column, faults = serde.decode_marked(pa.array(rows))
+    assert [one and one["id"] for one in column.to_pylist()] == [1, None], "one was known before"
+    assert [list(faults), faults[1].code, "40403" in str(faults[1])] == [[1], "EF-SERDE", True]
+    with pytest.raises(SchemaError, match="orders-value"):
+        serde.encode({"id": 1, "amount": 2.5, "note": None})
 
 
 @pytest.mark.parametrize("status", [401, 403, 408, 429, 500, 503])
@@ -134,6 +145,73 @@ def test_no_answer_is_an_outage(registry: SchemaRegistry, status: int) -> None:
         other.encode({"id": 1, "amount": 2.5})
     registry.fails = None
     assert serde.decode(data) == {"id": 1, "amount": 2.5}
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[str]:
+    """The URL of a server that gives each request the same answer; without a body none."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if body:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Nothing: a test's output is its own."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, b""),  # the connection is closed
+        (200, b"<html>log in</html>"),
+        (200, b"{}"),
+        (200, b"[]"),
+        (404, b"default backend - 404"),
+        (404, b'{"error_code": 404, "message": "HTTP 404 Not Found"}'),
+        (502, b"Bad Gateway"),
+    ],
+)
+def test_what_no_registry_answers_is_an_outage(status: int, body: bytes) -> None:
+    """Of a proxy, for example: no record is at fault."""
+    with answering(status, body) as url:
+        serde = serdes.avro(V1, registry=url, subject="orders-value")
+        with pytest.raises(RetriableError, match=url):
+            serde.decode(b"\0\0\0\0\1\2")
+        with pytest.raises(RetriableError, match=url):
+            serdes.avro(registry=url, subject="orders-value")
+        if body not in (b"{}", b"[]"):
+            with pytest.raises(RetriableError, match=url):
+                serde.encode({"id": 1, "amount": 2.5})
+
+
+def test_an_answer_that_comes_slowly_is_waited_for(registry: SchemaRegistry) -> None:
+    registry.register("orders-value", V1)
+    serde = serdes.avro(V1, registry=registry.url, subject="orders-value")
+    registry.silent.set()
+    asked = len(registry.asked)
+    found: list[Any] = []
+    data = b"\0\0\0\0\1\x02" + struct.pack("<d", 2.5)
+    reading = threading.Thread(target=lambda: found.append(serde.decode(data)))
+    reading.start()
+    wait_until(lambda: len(registry.asked) > asked, 10.0, "the registry to be asked")
+    registry.silent.clear()
+    reading.join(10.0)
+    assert found == [{"id": 1, "amount": 2.5}]
 
 
 def test_a_registry_that_hangs_or_is_gone_is_an_outage(registry: SchemaRegistry) -> None:
@@ -364,6 +442,45 @@ def test_a_schema_of_a_megabyte_is_read() -> None:
     fields = [{"name": f"f{at}", "type": "long", "doc": "x" * 1000} for at in range(1000)]
     serde = serdes.avro({"type": "record", "name": "R", "fields": fields})
     assert serde.decode(serde.encode({f"f{at}": at for at in range(1000)}))["f999"] == 999
+
+
+def test_a_record_whose_schema_no_column_has_is_a_fault_of_its_own(
+    registry: SchemaRegistry,
+) -> None:
+    """Somebody else's: recursive, broken, or of another format."""
+    fields = [{"name": "id", "type": "long"}, {"name": "amount", "type": ["null", "shop.Order"]}]
+    recursive = registry.register("orders-value", {**V1, "fields": fields})
+    broken = registry.register("orders-value", '"lng"')
+    other = registry.register("orders-value", {"type": "string"}, "JSON")
+    good = registry.register("orders-value", V1)
+    body = b"\x02" + struct.pack("<d", 2.5)
+    rows = [b"\0" + id_.to_bytes(4, "big") + body for id_ in (recursive, broken, other, good)]
+    column, faults = made(registry).decode_marked(pa.array(rows))
+    assert column.to_pylist() == [None, None, None, {"id": 1, "amount": 2.5}]
+    words = ("contains itself", "lng", "JSON")
+    assert [word in str(faults[row]) for row, word in enumerate(words)] == [True] * 3
+    assert {one.code for one in faults.values()} == {"EF-SERDE"}
+
+
+def test_records_of_a_schema_of_a_megabyte_are_read(registry: SchemaRegistry) -> None:
+    more = [
+        {"name": f"f{at}", "type": "long", "default": at, "doc": "x" * 1000} for at in range(1000)
+    ]
+    large = {**V1, "fields": [*V1["fields"], *more]}
+    old, new = made(registry, V1, auto_register=True), made(registry, large, auto_register=True)
+    value = {"id": 1, "amount": 2.5}
+    found = new.decode(old.encode(value))
+    assert found == {**value, **{f"f{at}": at for at in range(1000)}}
+    assert old.decode(new.encode(found)) == value
+
+
+@pytest.mark.parametrize("head", [b"", b"\1", b"\1" + bytes(15), b"\0\0\0", b"\7" + bytes(16)])
+def test_an_id_that_is_cut_in_a_header_is_a_fault(registry: SchemaRegistry, head: bytes) -> None:
+    registry.register("orders-value", V1)
+    headers = pa.array([[{"key": "__value_schema_id", "value": head}]], HEADERS)
+    _, faults = made(registry).decode_marked(with_header(pa.array([b"\2"]), headers, "value"))
+    assert list(faults) == [0]
+    assert faults[0].code == "EF-SERDE"
 
 
 @pytest.mark.parametrize(
