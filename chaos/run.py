@@ -3,7 +3,8 @@
 ``./run chaos`` draws faults of all kinds in rounds, against three instances
 (`chaos.rounds.command`); ``./run chaos kills`` ends processes of one instance at named points
 (`chaos.kills`); ``./run chaos elastic`` lets instances come and go (`chaos.elastic`); ``./run chaos
-migrate`` strikes both versions and the migrator at named points of migrations (`chaos.migrate`).
+migrate`` strikes both versions and the migrator at named points of migrations (`chaos.migrate`);
+``./run chaos sinks`` a program that writes rows to sinks outside Kafka (`chaos.sinks`).
 """
 
 from __future__ import annotations

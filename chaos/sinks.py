@@ -281,7 +281,8 @@ def run(
             load.stop()
             settle(report, rounds)
         except GroupFailedError as error:
-            report.failure = str(error)
+            print(error, flush=True)
+            report.failure = str(error).splitlines()[0]
             group.kill(1, whole=True)
             group.start(1)
         finally:

@@ -35,6 +35,7 @@ from everflow.retry import attempting
 from everflow.setting_checks import BY_DURATION, reset_duration_ms
 from everflow.state.disk import MemoryFolder
 from everflow.state.task_directory import StateDirectory, content_of
+from everflow.topology.graph import WriteNode
 from everflow.topology.patterns import with_topics
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import InternalTopics, SubTopologies, cut, internal_topics
@@ -139,7 +140,7 @@ def leftovers(
 class Plan:
     """``needed``: the program's internal topics, whether they exist or not, with their partitions;
     ``repartition`` some of them. ``offsets``: to commit for the inputs, in the order of partitions;
-    ``committed``: those of now."""
+    ``committed``: those of now. ``sinks``: outside Kafka, which are left as they are."""
 
     application_id: str
     servers: str
@@ -155,6 +156,7 @@ class Plan:
     others: tuple[Leftover, ...]
     committed: Mapping[TopicPartition, int]
     offsets: Mapping[TopicPartition, int]
+    sinks: tuple[str, ...] = ()
 
     @property
     def deleted(self) -> dict[str, int]:
@@ -187,6 +189,10 @@ class Plan:
                 ("leave", f"topic {one.topic}, of group {one.group}")
                 for one in self.others
                 if one.group
+            ),
+            *(
+                ("leave", f"sink {name}: its rows, and the position below which it takes none")
+                for name in self.sinks
             ),
         ]
         head = f"reset of {self.application_id} at {self.servers}, inputs to {self.position}"
@@ -230,6 +236,7 @@ class Plan:
             "left_alone": [
                 {"topic": one.topic, "group": one.group} for one in self.others if one.group
             ],
+            "sinks": list(self.sinks),
         }
 
     def _moved(self, tp: TopicPartition) -> str:
@@ -327,6 +334,7 @@ class ClusterReset:
             ),
             committed=now,
             offsets=new_offsets(chosen, starts, now),
+            sinks=tuple(node.name for node in topology.nodes if isinstance(node, WriteNode)),
         )
 
     def _needed(self, subs: SubTopologies, counts: Mapping[str, int]) -> InternalTopics:

@@ -14,6 +14,7 @@ from everflow.topology.graph import (
     SourceNode,
     StatefulNode,
     WholeTableNode,
+    WriteNode,
 )
 from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
@@ -58,7 +59,8 @@ class Topology(Graph, Telling):
 
 
 def flows_of(topology: Graph) -> dict[str, list[str]]:
-    """The topics that the program reads and writes, and the stores that it keeps."""
+    """The topics that the program reads, the stores that it keeps, and the topics and sinks that it
+    writes."""
     parts: dict[str, list[str]] = {"reads": [], "keeps": [], "writes": []}
     whole = [node for node in topology.nodes if isinstance(node, WholeTableNode)]
     for node in topology.nodes:
@@ -67,6 +69,8 @@ def flows_of(topology: Graph) -> dict[str, list[str]]:
         elif isinstance(node, SinkNode) and node.kind != "repartition":
             named = isinstance(node.topic, str)
             parts["writes"].append(str(node.topic) if named else "a topic per record")
+        elif isinstance(node, WriteNode):
+            parts["writes"].append(f"sink {node.name}")
         elif isinstance(node, StatefulNode):
             parts["keeps"] += [spec.name for spec in node.stores]
     parts["reads"] += [node.topic for node in whole if isinstance(node, GlobalTableNode)]

@@ -42,6 +42,11 @@ def test_rows_have_the_fields_of_values_and_the_key(builder: Any, tmp_path: Path
     assert totals == [{"item": "tea", "n": 7}]
 
 
+def test_a_program_says_which_sinks_it_writes(builder: Any) -> None:
+    said = repr(builder.build())
+    assert all(f"sink {name}" in said for name in ("orders-files", "totals-files"))
+
+
 def test_a_function_takes_the_place_of_a_sink(builder: Any, tmp_path: Path) -> None:
     rows: list[pa.Table] = []
     batches: list[SinkBatch] = []

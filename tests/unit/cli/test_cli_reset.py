@@ -102,6 +102,13 @@ def test_topics_are_those_that_the_program_reads() -> None:
         chosen_topics([","], inputs, ())
 
 
+def test_sinks_keep_their_rows_and_positions_and_it_says_so() -> None:
+    chosen = plan(sinks=("lake",))
+    (line,) = [one for one in chosen.lines() if "lake" in one]
+    assert line.split()[0] == "leave"
+    assert chosen.plain(dry_run=True, done=False)["sinks"] == ["lake"]
+
+
 def test_topics_of_an_earlier_program_go_and_those_of_others_stay() -> None:
     existing = dict.fromkeys(
         [

@@ -3,7 +3,7 @@
 "use strict";
 
 const SVG = "http://www.w3.org/2000/svg";
-const PHASES = ["read", "decode", "columns", "operators", "write", "gate", "offsets", "delivery", "commit", "apply", "plan", "calls"];
+const PHASES = ["read", "decode", "columns", "operators", "write", "gate", "offsets", "delivery", "commit", "apply", "plan", "calls", "sinks"];
 const EVERY_MS = 2000;
 const MERMAID = "page/mermaid-12.0.0.js";
 const at = (id) => document.getElementById(id);
