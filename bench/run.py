@@ -29,6 +29,10 @@ from bench import (
 )
 from bench.backlog import measure as backlog
 from bench.calls import measure as calls
+from bench.connect import measure as connect
+from bench.connect import simulated
+from bench.connect.groups import GroupPlan
+from bench.connect.plot import drawing
 from bench.elastic import Load
 from bench.fleet import worker_lost
 from bench.growth import runs as growth
@@ -79,7 +83,7 @@ BESIDE_KAFKA_STREAMS = (
     "schemas",
 )
 BY_ITSELF = ("memory", "backlog", "fairness", "readers", "metrics", "calls", "sinks")
-BENCHES = (*BESIDE_KAFKA_STREAMS, *BY_ITSELF, "assignor")
+BENCHES = (*BESIDE_KAFKA_STREAMS, *BY_ITSELF, "connect", "assignor")
 MEASURES = ("throughput", "latency")
 KEYS = 100_000
 MIGRATE_KEYS = 20_000
@@ -217,6 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_elastic(parser)
     _add_growth(parser)
     _add_migrate(parser)
+    _add_connect(parser)
     return parser
 
 
@@ -245,6 +250,8 @@ def _is_of_systems(options: argparse.Namespace) -> bool:
     pages and its growth cost is measured without either."""
     if options.bench == "schemas":
         return not options.alone
+    if options.bench == "connect":
+        return options.members is None
     return options.bench != "assignor" and (
         options.bench != "growth" or not set(options.dimensions) <= set(WITHOUT_SYSTEMS)
     )
@@ -380,6 +387,26 @@ def _add_migrate(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_connect(parser: argparse.ArgumentParser) -> None:
+    connecting = parser.add_argument_group("connect")
+    connecting.add_argument(
+        "--connectors", type=_positive, help="of 4 tasks each (default 60; simulated: 900)"
+    )
+    connecting.add_argument(
+        "--members",
+        type=_numbers,
+        help="simulated groups of so many members, comma-separated, and nothing real",
+    )
+    connecting.add_argument(
+        "--of",
+        type=_one_of(connect.SYSTEMS),
+        default=connect.SYSTEMS,
+        help=f"of {','.join(connect.SYSTEMS)} (default both)",
+    )
+    connecting.add_argument("--delay", type=float, default=60.0, help="s that lost tasks wait")
+    connecting.add_argument("--plot", type=Path, metavar="FILE", help="draw the courses as SVG")
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -414,6 +441,8 @@ def _measure(
 ) -> Iterator[Measurement]:
     if options.bench == "assignor":
         return assignor.measure(assignor.AssignorPlan(options.runs or 5))
+    if options.bench == "connect":
+        return _connect(options, bootstrap_servers, folder)
     common = {"guarantees": options.guarantee or GUARANTEES[:1], "threads": options.threads}
     if options.bench in BY_ITSELF:
         return _by_itself(options, common, bootstrap_servers, folder)
@@ -464,6 +493,32 @@ def _measure(
         else ()
     )
     return chain(failover.measure(losing, bootstrap_servers, launchers, folder), lost)
+
+
+def _connect(
+    options: argparse.Namespace, bootstrap_servers: str, folder: Path
+) -> Iterator[Measurement]:
+    if options.members is not None:
+        yield from simulated.measure(
+            simulated.SimulatedPlan(
+                members=options.members,
+                connectors=options.connectors or 900,
+                delay_s=options.delay,
+            )
+        )
+        return
+    group = GroupPlan(
+        connectors=options.connectors or 60, threads=options.threads, delay_s=options.delay
+    )
+    plan = connect.ConnectPlan(group, options.of)
+    courses: list[connect.Course] = []
+
+    def seen(course: connect.Course) -> None:
+        courses.append(course)
+        if options.plot is not None:
+            options.plot.write_text(drawing(group, courses))
+
+    yield from connect.measure(plan, bootstrap_servers, folder, seen)
 
 
 def _by_itself(

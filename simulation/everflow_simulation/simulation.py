@@ -434,6 +434,19 @@ class Simulation:
             for tp in tps:
                 self.log.grow(tp, records)
 
+    def grow(self, subtopology: int, tasks: int) -> None:
+        """The topics of a sub-topology without state get partitions, which every instance takes up
+        at once: each asks for a rebalance (note 037)."""
+        settings = self.settings
+        for topic in settings.topics[subtopology]:
+            settings.partition_counts[topic] = tasks
+        for number in range(tasks):
+            task = TaskId(subtopology, number)
+            topics = settings.topics[subtopology]
+            settings.tasks[task] = tuple(TopicPartition(topic, number) for topic in topics)
+        for instance in self.live():
+            instance.member.request_rejoin("a topic has more partitions")
+
     def count_pauses(self) -> float:
         """Task-milliseconds in which tasks ran nowhere, until now."""
         self._account()

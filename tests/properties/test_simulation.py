@@ -18,6 +18,16 @@ from typing import Any, cast
 import pytest
 
 from bench.bounce import BouncePlan, rolling_bounce
+from bench.connect.simulated import (
+    ADDED,
+    BOUNCE,
+    COOPERATIVE,
+    DELAYED,
+    EAGER,
+    LOST,
+    SimulatedPlan,
+    simulate,
+)
 from everflow.assignment import assignor
 from everflow.assignment.cluster_state import Assignment, AssignmentRules, ClusterState
 from everflow.assignment.user_data import LATEST_VERSION
@@ -816,6 +826,29 @@ def test_a_rolling_bounce_of_static_members_makes_no_generation_and_loses_only_w
     assert rows["drained"].task_seconds_lost < 20 * 2 * 1.0
     assert rows["drained"].generations > 0
     assert rows["leaving"].task_seconds_lost < rows["eager"].task_seconds_lost
+
+
+def test_with_a_delay_connectors_move_neither_in_a_bounce_nor_when_a_worker_is_lost_and_back() -> (
+    None
+):
+    """Whoever leads: each of the three does, one after the other (note 075)."""
+    plan = SimulatedPlan(connectors=6)
+    outcomes = {
+        (event, mode): simulate(plan, 3, event, mode)
+        for event in (BOUNCE, LOST)
+        for mode in (EAGER, COOPERATIVE, DELAYED)
+    }
+    assert {outcomes[event, DELAYED].moved for event in (BOUNCE, LOST)} == {0}
+    assert all(outcomes[LOST, mode].moved == 16 for mode in (EAGER, COOPERATIVE))
+    assert all(outcomes[event, COOPERATIVE].stayed_s == 0 for event in (BOUNCE, LOST))
+    away_s = 8 * plan.lost_s
+    assert away_s < outcomes[LOST, DELAYED].lost_s < away_s + 8 * 2
+    assert outcomes[LOST, COOPERATIVE].lost_s < outcomes[LOST, EAGER].lost_s < away_s
+
+
+def test_a_connector_that_is_added_stops_no_other() -> None:
+    added = simulate(SimulatedPlan(connectors=6), 3, ADDED, COOPERATIVE)
+    assert (added.lost_s, added.stayed_s) == (0, 0)
 
 
 @pytest.mark.slow

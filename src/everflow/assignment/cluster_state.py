@@ -68,7 +68,8 @@ class ClusterState:
 
     ``end_sums``: log ends of a stateful task's changelogs, summed; None if they could not be read
     (X2). ``racks``: of a partition's replicas. ``held_back``: a lost member's tasks that nobody
-    gets yet (``scheduled.rebalance.max.delay.ms``).
+    gets yet (``scheduled.rebalance.max.delay.ms``); ``back``: those of one that has come back, with
+    its new member id.
     """
 
     members: tuple[Member, ...]
@@ -77,6 +78,7 @@ class ClusterState:
     racks: Mapping[TopicPartition, frozenset[str]] = field(default_factory=dict)
     rules: AssignmentRules = field(default_factory=AssignmentRules)
     held_back: frozenset[TaskId] = frozenset()
+    back: Mapping[TaskId, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

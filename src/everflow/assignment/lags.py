@@ -1,7 +1,7 @@
 """Lags of all copies, and tasks that wait for a lost member. Pure.
 
 With ``scheduled.rebalance.max.delay.ms`` (Connect's rule, KIP-415) a lost member's tasks wait until
-it returns; here only those that would start cold: stateful ones without a hot copy elsewhere.
+it returns; here only those of which no other member has a hot copy (note 075).
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ class Lags:
 
 @dataclass(frozen=True)
 class Delay:
-    """What the leader remembers between decisions; a new leader starts empty.
+    """What the leader remembers between decisions; a new leader has what the last one told it.
 
-    ``owners``: the process of each task in the last assignment. ``lost``: held-back tasks, with the
-    process they wait for. ``deadline_ms``: end of the waiting for all; a further loss does not
-    prolong it.
+    ``owners``: the process of each task in the last assignment, unless it was draining: who drains
+    goes for good. ``lost``: held-back tasks, with the process they wait for. ``deadline_ms``: end
+    of the waiting for all; a further loss does not prolong it.
     """
 
     owners: Mapping[TaskId, str] = field(default_factory=dict)
@@ -104,26 +104,29 @@ def hold_back(
     """``cluster`` with the tasks that wait at ``now_ms`` (none with a delay of 0), and what to
     remember.
 
-    They wait until the member is back (same process id), a copy elsewhere is hot, or the deadline.
+    They wait until the member is back (same process id), which then has the first claim on them, a
+    copy elsewhere is hot, or the deadline.
     """
-    present = {member.process_id for member in cluster.members}
+    present = {member.process_id: member.member_id for member in cluster.members}
     lags = Lags(cluster)
-    gone = {
+    waiting = {
         task: process
         for task, process in (*delay.owners.items(), *delay.lost.items())
-        if process not in present
+        if task in cluster.tasks and _waits(task, lags)
     }
-    lost = {
-        task: process
-        for task, process in gone.items()
-        if task in cluster.tasks and _would_start_cold(task, lags)
+    lost = {task: process for task, process in waiting.items() if process not in present}
+    back = {
+        task: present[process]
+        for task, process in delay.lost.items()
+        if task in waiting and process in present
     }
+    cluster = replace(cluster, held_back=frozenset(), back=back)
     if max_delay_ms <= 0 or not lost:
-        return replace(delay, lost={}, deadline_ms=None), replace(cluster, held_back=frozenset())
+        return replace(delay, lost={}, deadline_ms=None), cluster
     deadline_ms = now_ms + max_delay_ms if delay.deadline_ms is None else delay.deadline_ms
     if now_ms >= deadline_ms:
         owners = {task: process for task, process in delay.owners.items() if task not in lost}
-        return Delay(owners), replace(cluster, held_back=frozenset())
+        return Delay(owners), cluster
     return replace(delay, lost=lost, deadline_ms=deadline_ms), replace(
         cluster, held_back=frozenset(lost)
     )
@@ -137,13 +140,13 @@ def remember(
     A withheld task still counts as its present owner's: should that one die now, it is the one to
     wait for.
     """
-    processes = {member.member_id: member.process_id for member in cluster.members}
+    processes = {
+        member.member_id: member.process_id for member in cluster.members if not member.draining
+    }
     lags = Lags(cluster)
-    owners = {task: processes[one] for one, tasks in assignment.active.items() for task in tasks}
-    for task in assignment.withheld:
-        owner = lags.owner(task)
-        if owner is not None:
-            owners[task] = processes[owner]
+    owner_of = {task: one for one, tasks in assignment.active.items() for task in tasks}
+    owner_of |= {task: one for task in assignment.withheld if (one := lags.owner(task)) is not None}
+    owners = {task: processes[one] for task, one in owner_of.items() if one in processes}
     remembered = replace(delay, owners=owners)
     if delay.deadline_ms is None:
         return remembered, assignment
@@ -154,8 +157,9 @@ def remember(
     return remembered, replace(assignment, followup_ms=followup_ms)
 
 
-def _would_start_cold(task: TaskId, lags: Lags) -> bool:
-    if task in lags.owners or not lags.cluster.tasks[task].stateful:
-        return False
-    staying = (member for member in lags.cluster.members if not member.draining)
-    return not any(lags.hot(member.member_id, task) for member in staying)
+def _waits(task: TaskId, lags: Lags) -> bool:
+    """True if nobody runs the task, and none of those that stay has a hot copy of it."""
+    staying = {member.member_id for member in lags.cluster.members if not member.draining}
+    return task not in lags.owners and not any(
+        lags.hot(one, task) for one in lags.copies(task) if one in staying
+    )

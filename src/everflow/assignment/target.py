@@ -8,7 +8,7 @@ ideal of the ideal is itself.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -66,6 +66,8 @@ def task_costs(
         near.sort()
         if owner is not None:
             near.insert(0, (0, place_of[owner], cost(remote[racks.rack_of[owner]], 0, OWN)))
+        elif not near and (back := cluster.back.get(task, "")) in place_of:
+            near.append((0, place_of[back], cost(remote[racks.rack_of[back]], 0, OWN)))
         answer.append(
             TaskCosts(away, tuple((place, here) for _, place, here in near), task.subtopology)
         )
@@ -132,11 +134,20 @@ def target(lags: Lags) -> Placement:
     active = _deal_all(lags, stateful, members, {})
     followed = sorted(task for task, info in cluster.tasks.items() if info.stateful)
     standby = place_standbys(lags, members, followed, active)
-    base: dict[str, int] = defaultdict(int)
-    for member_id in active.values():
-        base[member_id] += 1
-    active.update(_deal_all(lags, stateless, members, base))
+    active.update(_staying(lags, stateless, members) if held_back else {})
+    base = Counter(active.values())
+    active.update(
+        _deal_all(lags, [task for task in stateless if task not in active], members, base)
+    )
     return Placement(active, standby)
+
+
+def _staying(lags: Lags, tasks: Sequence[TaskId], members: Sequence[Member]) -> dict[TaskId, str]:
+    """While others wait for a lost member, nobody gives up a task without state for balance
+    (KIP-415): it would be taken back when the member returns, or a newcomer gets the lost ones."""
+    may_keep = {member.member_id for member in members}
+    owners = {task: lags.owner(task) or lags.cluster.back.get(task, "") for task in tasks}
+    return {task: one for task, one in owners.items() if one in may_keep}
 
 
 def eligible(cluster: ClusterState) -> list[Member]:

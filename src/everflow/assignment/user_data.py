@@ -91,7 +91,7 @@ class UserData(MemberFacts):
 
 @dataclass(frozen=True)
 class HostTasks:
-    """Tasks behind one end point (``application.server``)."""
+    """Tasks behind one end point (``application.server``), or of one process id."""
 
     active: frozenset[TaskId] = frozenset()
     standby: frozenset[TaskId] = frozenset()
@@ -119,6 +119,8 @@ class AssignmentData:
     answers: int = 0
     topology: str = ""
     reference: tuple[str, ...] = ()
+    awaited: Mapping[str, HostTasks] = field(default_factory=dict)
+    await_ms: int | None = None
     version: int = LATEST_VERSION
     latest_version: int = LATEST_VERSION
 
@@ -300,6 +302,8 @@ _ANSWER = (
     _Field("d", "draining_done", int, bool, 0),
     _Field("f", "topology", _same, _text, ""),
     _Field("l", "reference", list, lambda lines: tuple(map(_text, lines)), ()),
+    _Field("k", "awaited", lambda found: _packed_hosts(found), _hosts, {}),
+    _Field("q", "await_ms", _same, lambda one: None if one is None else int(one)),
 )
 _KEPT = ("p", "n", "u", "i", "g")
 """Keys that are written also where the value is 0 or empty."""

@@ -336,7 +336,8 @@ class MemberAssignor:
         data = decode_assignment(blob, self._latest_version)
         self._used_version = min(self._latest_version, data.latest_version)
         if not self._led:  # what another leader decided meanwhile is not remembered here
-            self._delay, self._known, self.decision = Delay(), {}, None
+            self._delay = delay_told(data, int(self._clock.monotonic_ms()))
+            self._known, self.decision = {}, None
             self.all_asked = False
         self._led = False
         return data
@@ -470,6 +471,7 @@ class MemberAssignor:
             },
             len(cluster.members),
         )
+        awaited, await_ms = self._awaited(len(cluster.members), now_ms) if delays else ({}, None)
         asking = {member.member_id for member in eligible(cluster)[:1]}
         all_drain = all(member.draining for member in cluster.members)
         # Who has to let go of a withheld task asks once it has (KIP-429). A rebalance that anyone
@@ -488,9 +490,22 @@ class MemberAssignor:
                 followup_ms=decided.followup_ms if member.member_id in asking else None,
                 draining_done=all_drain,
                 answers=screening.accepted[member.member_id].nonce,
+                awaited=awaited,
+                await_ms=await_ms,
             )
             for member in cluster.members
         }
+
+    def _awaited(self, members: int, now_ms: int) -> tuple[Mapping[str, HostTasks], int | None]:
+        """`AssignmentData.awaited`: without it a leader that is lost takes its memory along, and a
+        rolling bounce meets each leader once."""
+        delay, found = self._delay, defaultdict[str, set[TaskId]](set)
+        for task, process in (*delay.owners.items(), *delay.lost.items()):
+            if task in delay.lost or process == self.identity.process_id:
+                found[process].add(task)
+        awaited = {process: HostTasks(frozenset(tasks)) for process, tasks in found.items()}
+        await_ms = None if delay.deadline_ms is None else max(1, delay.deadline_ms - now_ms)
+        return hosts_within_budget(awaited, members) or {}, await_ms
 
     def _cluster(self, screening: Screening, counts: Mapping[str, int]) -> ClusterState:
         members = tuple(
@@ -520,6 +535,14 @@ class MemberAssignor:
             for topic in self._changelogs.get(task.subtopology, ())
         )
         return TaskInfo(task, tuple(inputs), changelogs, bool(changelogs))
+
+
+def delay_told(data: AssignmentData, now_ms: int) -> Delay:
+    """What a leader has told, as memory of the next one."""
+    had = {task: process for process, of in data.awaited.items() for task in of.active}
+    if data.await_ms is None:
+        return Delay(had)
+    return Delay(lost=had, deadline_ms=now_ms + data.await_ms)
 
 
 def _asks_to_end(data: UserData) -> bool:

@@ -470,34 +470,30 @@ def after_a_loss() -> tuple[Delay, Assignment]:
     return step(delay, delayed_cluster(ONE), 1_000)
 
 
-def test_cold_tasks_wait_and_others_go_on() -> None:
+def test_tasks_of_a_lost_member_wait_and_others_go_on() -> None:
     delay, decided = after_a_loss()
-    assert decided.active == {"m1": {A, FREE}}
+    assert decided.active == {"m1": {A}}
     assert decided.followup_ms == 60_000
-    assert delay.lost == {B: "p2"}
+    assert delay.lost == {B: "p2", FREE: "p2"}
 
 
-def test_the_member_that_returns_gets_its_task() -> None:
+def test_the_member_that_returns_gets_its_tasks() -> None:
     delay, _ = after_a_loss()
-    now_one = replace(ONE, owned=frozenset({A, FREE}), generation=2)
     back = Member(member_id="m9", process_id="p2", offset_sums={B: 99_990})
-    delay, decided = step(delay, delayed_cluster(now_one, back), 30_000)
-    assert B in decided.active["m9"]
+    delay, decided = step(delay, delayed_cluster(ONE, back), 30_000)
+    assert decided.active == {"m1": {A}, "m9": {B, FREE}}
     assert delay.deadline_ms is None
 
 
 def test_the_waiting_ends_and_a_further_loss_does_not_prolong_it() -> None:
     delay, _ = after_a_loss()
-    one = replace(ONE, owned=frozenset({A, FREE}), generation=2)
-    delay, decided = step(delay, delayed_cluster(one), 40_000)
+    delay, decided = step(delay, delayed_cluster(ONE), 40_000)
     assert decided.followup_ms == 21_000
     newcomer = Member(member_id="m3", process_id="p3")
     delay, decided = step(delay, delayed_cluster(newcomer), 50_000)
-    assert delay.lost == {A: "p1", B: "p2"}
-    assert decided.active == {"m3": {FREE}}
-    delay, decided = step(
-        delay, delayed_cluster(replace(newcomer, owned=frozenset({FREE}), generation=4)), 61_000
-    )
+    assert delay.lost == {A: "p1", B: "p2", FREE: "p2"}
+    assert decided.active == {"m3": frozenset()}
+    delay, decided = step(delay, delayed_cluster(newcomer), 61_000)
     assert decided.active == {"m3": {A, B, FREE}}
     assert delay.deadline_ms is None
     assert delay.lost == {}
@@ -505,9 +501,171 @@ def test_the_waiting_ends_and_a_further_loss_does_not_prolong_it() -> None:
 
 def test_a_hot_copy_elsewhere_takes_over_at_once() -> None:
     delay, _ = step(Delay(), delayed_cluster(ONE, TWO), 0)
-    _, decided = step(delay, delayed_cluster(replace(ONE, offset_sums={B: 99_999})), 1_000)
-    assert decided.active == {"m1": {A, B, FREE}}
-    assert decided.followup_ms is None
+    hot = replace(ONE, offset_sums={B: 99_999})
+    delay, decided = step(delay, delayed_cluster(hot), 1_000)
+    assert decided.active == {"m1": {A, B}}
+    assert delay.lost == {FREE: "p2"}
+    delay, _ = step(Delay(), delayed_cluster(ONE, TWO), 0)
+    draining = replace(hot, draining=True)
+    _, decided = step(delay, delayed_cluster(draining, Member(member_id="m3", process_id="p3")), 1)
+    assert B not in decided.active["m3"]  # the copy is about to go, too
+
+
+# KIP-415's own cases, of tasks without state: three workers with four tasks each.
+
+WORK = [TaskId(connector, part) for connector in range(6) for part in range(2)]
+
+
+class Workers:
+    """A group whose leader decides with a delay of a minute; its members do as they are told."""
+
+    def __init__(self, *names: str) -> None:
+        self.tasks = list(WORK)
+        self.present: dict[str, Member] = {}
+        self.delay, self.now_ms, self.generation = Delay(), 0, 0
+        self.join(*names)
+        self.rebalance()
+
+    def join(self, *names: str) -> None:
+        for name in names:
+            member_id = f"{name}-{self.generation}"
+            self.present[name] = Member(member_id=member_id, process_id=name)
+
+    def rebalance(self, after_ms: int = 0) -> Assignment:
+        """Until nothing is handed over any more; the first decision."""
+        self.now_ms += after_ms
+        first: Assignment | None = None
+        while True:
+            self.generation += 1
+            state = ClusterState(
+                members=tuple(self.present.values()),
+                tasks={task: TaskInfo(task, ()) for task in self.tasks},
+                end_sums={},
+            )
+            self.delay, decided = step(self.delay, state, self.now_ms)
+            for name, member in self.present.items():
+                owned = decided.active[member.member_id]
+                self.present[name] = replace(member, owned=owned, generation=self.generation)
+            first = first or decided
+            if not decided.withheld:
+                return first
+
+    def of(self, name: str) -> frozenset[TaskId]:
+        return self.present[name].owned
+
+    @property
+    def waiting(self) -> set[TaskId]:
+        return set(self.tasks).difference(*(member.owned for member in self.present.values()))
+
+
+def test_a_worker_that_bounces_gets_its_own_tasks_and_nothing_else_moves() -> None:
+    group = Workers("a", "b", "c")
+    had = {name: group.of(name) for name in "abc"}
+    assert {len(tasks) for tasks in had.values()} == {4}
+    del group.present["c"]
+    assert group.rebalance(100).followup_ms == 60_000
+    assert group.waiting == had["c"]
+    group.join("c")
+    decided = group.rebalance(30_000)
+    assert (decided.withheld, decided.followup_ms) == (frozenset(), None)
+    assert {name: group.of(name) for name in "abc"} == had
+
+
+def test_tasks_of_a_worker_that_stays_away_are_dealt_when_the_time_is_over() -> None:
+    group = Workers("a", "b", "c")
+    had = {name: group.of(name) for name in "ab"}
+    del group.present["c"]
+    group.rebalance(100)
+    assert group.rebalance(59_999).followup_ms == 1
+    assert group.waiting
+    decided = group.rebalance(1)
+    assert decided.withheld == frozenset()
+    assert not group.waiting
+    assert all(had[name] < group.of(name) and len(group.of(name)) == 6 for name in "ab")
+
+
+def test_two_lost_workers_have_one_deadline_and_the_one_that_is_back_waits_for_nobody() -> None:
+    group = Workers("a", "b", "c")
+    had = {name: group.of(name) for name in "abc"}
+    del group.present["b"]
+    group.rebalance(100)
+    del group.present["c"]
+    assert group.rebalance(40_000).followup_ms == 20_000
+    assert group.waiting == had["b"] | had["c"]
+    group.join("c")
+    assert group.rebalance(5_000).followup_ms == 15_000
+    assert group.of("c") == had["c"]
+    assert group.waiting == had["b"]
+    group.rebalance(15_000)
+    assert not group.waiting
+    assert had["a"] < group.of("a")
+    assert had["c"] < group.of("c")
+
+
+def test_a_newcomer_takes_nothing_from_others_while_tasks_wait_then_the_lost_ones() -> None:
+    group = Workers("a", "b", "c")
+    had = {name: group.of(name) for name in "abc"}
+    del group.present["c"]
+    group.rebalance(100)
+    group.join("d")
+    assert group.rebalance(10_000).withheld == frozenset()
+    assert group.of("d") == frozenset()
+    group.rebalance(50_000)
+    assert group.of("d") == had["c"]
+    assert {name: group.of(name) for name in "ab"} == {name: had[name] for name in "ab"}
+
+
+def test_a_worker_that_is_back_has_the_first_claim_before_a_newcomer() -> None:
+    group = Workers("a", "b", "c")
+    had = {name: group.of(name) for name in "abc"}
+    del group.present["c"]
+    group.rebalance(100)
+    group.join("d")
+    group.rebalance(10_000)
+    group.join("c")
+    group.rebalance(1_000)
+    assert group.of("c") < had["c"]
+    assert all(len(group.of(name)) == 3 for name in "abcd")
+    assert all(group.of(name) < had[name] for name in "ab")
+
+
+def test_a_connector_added_meanwhile_runs_at_once() -> None:
+    group = Workers("a", "b", "c")
+    lost = group.of("c")
+    del group.present["c"]
+    group.rebalance(100)
+    new = [TaskId(6, part) for part in range(2)]
+    group.tasks += new
+    assert group.rebalance(1_000).withheld == frozenset()
+    assert group.waiting == lost
+
+
+def test_a_worker_that_drains_goes_for_good() -> None:
+    group = Workers("a", "b", "c")
+    group.present["c"] = replace(group.present["c"], draining=True)
+    group.rebalance(100)
+    assert group.of("c") == frozenset()
+    group = Workers("a", "b", "c")
+    draining = replace(group.present["c"], draining=True)
+    everybody = [*list(group.present.values())[:2], draining]
+    delayed = ClusterState(
+        members=tuple(everybody),
+        tasks={task: TaskInfo(task, ()) for task in WORK},
+        end_sums={},
+    )
+    group.delay, decided = step(group.delay, delayed, 100)  # it is to let go, and dies instead
+    assert decided.withheld == draining.owned
+    del group.present["c"]
+    group.rebalance(100)
+    assert not group.waiting
+
+
+def test_a_new_leader_waits_for_nobody() -> None:
+    group = Workers("a", "b", "c")
+    del group.present["a"]
+    group.delay = Delay()
+    group.rebalance(100)
+    assert not group.waiting
 
 
 def test_off_by_default_and_nothing_is_held_back_by_a_new_leader() -> None:

@@ -426,6 +426,39 @@ def test_a_lost_member_s_tasks_wait_for_it_as_long_as_the_same_leader_remembers(
     assert answers(leader.assign({"m1": both["m1"]}, {"a": 2}))["m1"].active == {TASK_0, TASK_1}
 
 
+def test_the_tasks_of_a_lost_leader_wait_too_and_the_next_one_waits_no_longer_than_it_would() -> (
+    None
+):
+    clock = ManualClock(0)
+    ends = dict.fromkeys((TASK_0, TASK_1, TASK_2), 1000)
+    first, second, third = (
+        assignor(
+            Ports(ends=ends),
+            max_delay_ms=5_000,
+            clock=clock,
+            identity=Identity(process_id=process, topology=LINES),
+        )
+        for process in ("x", "y", "z")
+    )
+    three = {
+        name: encode(member(process, task, generation=3))
+        for name, process, task in (("m1", "x", TASK_0), ("m2", "y", TASK_1), ("m3", "z", TASK_2))
+    }
+    second.answer(first.assign(three, {"a": 3})["m2"].user_data)
+    two = {name: three[name] for name in ("m2", "m3")}
+    given = second.assign(two, {"a": 3})
+    told = answers(given)["m2"]
+    assert (told.active, told.followup_ms) == ({TASK_1}, 5_000)
+    third.answer(given["m3"].user_data)
+    clock.advance(2_000)
+    alone = {"m3": three["m3"]}
+    told = answers(third.assign(alone, {"a": 3}))["m3"]
+    assert (told.active, told.followup_ms) == ({TASK_2}, 3_000)
+    clock.advance(3_000)
+    told = answers(third.assign(alone, {"a": 3}))["m3"]
+    assert told.active == {TASK_0, TASK_1, TASK_2}
+
+
 def test_a_leader_knows_its_decision_until_another_leads() -> None:
     leader, both = assignor(), {"m1": encode(member("p1")), "m2": encode(member("p2"))}
     given = leader.assign(both, {"a": 2})

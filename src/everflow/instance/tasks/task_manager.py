@@ -291,8 +291,9 @@ class TaskManager:
             and not self._closing
             and self.services.fits(task)
         ]
+        kept = {task.id for task in keep}
         for task in tasks:
-            if task not in keep:
+            if task.id not in kept:
                 self._suspend(task)
         for task in keep:
             self.timeouts.progressed(task.id)
