@@ -37,7 +37,7 @@ import org.apache.avro.io.EncoderFactory;
  */
 public final class SchemaPeer {
     private static final int HEAD = 5;
-    private static final long ROUND_NS = 400_000_000L;
+    private static final long ROUND_NS_A_VALUE = 40_000L;
     private static final int ROUNDS = 6;
     private static final ThreadMXBean CLOCK = ManagementFactory.getThreadMXBean();
 
@@ -182,13 +182,14 @@ public final class SchemaPeer {
         for (final byte[] one : values) {
             read.add(format.read(one));
         }
+        long roundNs = ROUND_NS_A_VALUE * values.size();
         double decoded = 0;
         double encoded = 0;
         long sum = 0;
         for (int round = 0; round < ROUNDS; round++) {
             long count = 0;
             long began = CLOCK.getCurrentThreadCpuTime();
-            while (CLOCK.getCurrentThreadCpuTime() - began < ROUND_NS) {
+            while (CLOCK.getCurrentThreadCpuTime() - began < roundNs) {
                 for (final byte[] one : values) {
                     sum += format.read(one) == null ? 1 : 0;
                 }
@@ -197,7 +198,7 @@ public final class SchemaPeer {
             decoded = Math.max(decoded, count * 1e9 / (CLOCK.getCurrentThreadCpuTime() - began));
             count = 0;
             began = CLOCK.getCurrentThreadCpuTime();
-            while (CLOCK.getCurrentThreadCpuTime() - began < ROUND_NS) {
+            while (CLOCK.getCurrentThreadCpuTime() - began < roundNs) {
                 for (final Object one : read) {
                     sum += format.write(one).length;
                 }
