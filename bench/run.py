@@ -641,7 +641,8 @@ def _schemas(options: argparse.Namespace) -> schemas.SchemasPlan:
         runs=options.runs or 1,
         timeout_s=options.timeout,
     )
-    return schemas.SchemasPlan(drained, programs=not options.alone)
+    values = min(schemas.SchemasPlan.values, options.records or schemas.SchemasPlan.values)
+    return schemas.SchemasPlan(drained, values, programs=not options.alone)
 
 
 def _growth(options: argparse.Namespace) -> GrowthPlan:

@@ -53,7 +53,7 @@ class JavaPeer:
     def rates(
         self, kind: str, writer: str, wanted: str, values: Sequence[bytes | None]
     ) -> tuple[float, float]:
-        """Values/s that it reads, and writes, in one thread. PeerError."""
+        """Values/s that it reads, and writes, of its thread's processor time. PeerError."""
         decoded, encoded, _ = self._ask("rate", kind, writer, wanted, values).split(",")
         return float(decoded), float(encoded)
 

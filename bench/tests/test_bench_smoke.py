@@ -164,7 +164,7 @@ def test_calls_to_a_service_are_measured_with_their_output_verified(tmp_path: Pa
 @pytest.mark.broker
 @pytest.mark.spark
 def test_formats_of_a_registry_are_measured_with_their_bytes_compared(tmp_path: Path) -> None:
-    rows, said = bench(tmp_path, "schemas", "--records", "5000", *ONCE, judged=False)
+    rows, said = bench(tmp_path, "schemas", "--records", "2000", *ONCE, judged=False)
     drained = {(row["case"], row["system"]) for row in rows if row["metric"] == "throughput"}
     programs = ("trades", "trades-avro", "trades-protobuf")
     assert drained == {(program, system) for program in programs for system in BOTH}, said

@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import inspect
+import math
 import os
 import threading
 import time
@@ -77,8 +78,10 @@ class MakesCalls(Protocol):
 
 @dataclass(eq=False)
 class Call:
-    """One record's. ``seen``: what the function gets. ``outcome``: its answer, or its error."""
+    """One record's. ``seen``: what the function gets; ``began_s``: when, by the loop's clock.
+    ``outcome``: its answer, or its error."""
 
+    began_s: float
     seen: Any = None
     task: asyncio.Task[None] | None = None
     outcome: tuple[Any, BaseException | None] | None = None
@@ -91,8 +94,9 @@ class Call:
             self.task.cancel()
 
 
-GATHER_S = 0.005
-"""So long a batch waits for further answers behind the first that it can commit."""
+COMPANY_S = 0.005
+"""Calls that began so close together may well end so: a batch that can be committed waits so long
+for them."""
 
 
 @dataclass(kw_only=True)
@@ -128,6 +132,7 @@ class Calls:
         beside = [one for one in self.kept.values() if id(one) not in others]
         width = max(1, self.limits.concurrency - sum(one.outcome is None for one in beside))
         first, until_s = width, loop.time() + (self.begin_ms or 0.0) / 1000
+        company: list[Call] | None = None
         gathering: asyncio.TimerHandle | None = None
         while True:
             stopped = self.ended or (self._failing and not self.every) or not self.may_begin()
@@ -139,9 +144,12 @@ class Calls:
             if not self._going or self.ended or self._due:
                 break
             resting = not waiting or stopped or not (first > 0 or timely)
-            if resting and gathering is None and self._can_commit():
-                gathering = loop.call_later(GATHER_S, self._gathered)
-            elif self._interrupted and gathering is None:
+            if resting and company is None and self._can_commit():
+                company = self._in_company()
+                gathering = loop.call_later(COMPANY_S, self._gathered)
+            if company is None and self._interrupted:
+                break
+            if company is not None and not any(call.outcome is None for call in company):
                 break
             await self._changed.wait()
             self._changed.clear()
@@ -161,6 +169,16 @@ class Calls:
         self._interrupted = True
         self._changed.set()
 
+    def _in_company(self) -> list[Call]:
+        """Those under way that began with the last of those that are over."""
+        over = (call.began_s for call in self._calls.values() if call.outcome is not None)
+        with_s = max(over, default=-math.inf)
+        return [
+            call
+            for call in self._calls.values()
+            if call.outcome is None and abs(call.began_s - with_s) <= COMPANY_S
+        ]
+
     def _gathered(self) -> None:
         self._due = True
         self._changed.set()
@@ -179,11 +197,12 @@ class Calls:
         return True
 
     def _begin(self, row: int) -> None:
-        call = Call()
+        loop = asyncio.get_running_loop()
+        call = Call(loop.time())
         if self.named is not None:
             call.seen = self.named.seen[row]
             self.kept[self.named.places[row]] = call
-        call.task = asyncio.get_running_loop().create_task(self._one(row, call))
+        call.task = loop.create_task(self._one(row, call))
         self._take(row, call)
 
     def _take(self, row: int, call: Call) -> None:

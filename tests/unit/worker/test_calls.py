@@ -298,12 +298,28 @@ def test_a_batch_ends_with_its_first_answers_and_the_next_one_takes_the_others()
         assert await batches.of(named([0, 1, 2])) == Called({0: 0, 1: 10}, {})
         assert now_ms() == 55
         assert await batches.of(named([2, 3])) == Called({0: 20}, {})
-        assert now_ms() == 95
+        assert now_ms() == 90  # none under way began with it
         assert await batches.of(named([3])) == Called({0: 30}, {})
         assert now_ms() == 105
 
     Batches(service, limits(4)).run(whole)
     assert service.began == [(0, 0), (1, 0), (2, 0), (3, 55)]
+
+
+def test_a_batch_waits_for_calls_that_began_with_the_one_that_is_over() -> None:
+    """No longer than they take, and no longer than 5 ms."""
+    service = Service(lambda row, attempt: {0: 50, 1: 52, 2: 50, 3: 90, 4: 10}[row])
+
+    async def whole(batches: Batches) -> None:
+        assert await batches.of(named([0, 1])) == Called({0: 0, 1: 10}, {})
+        assert now_ms() == 52
+        assert await batches.of(named([2, 3])) == Called({0: 20}, {})
+        assert now_ms() == 107
+        assert await batches.of(named([3, 4], [0, 1])) == Called({1: 40}, {})
+        assert now_ms() == 117
+        assert await batches.of(named([3])) == Called({0: 30}, {})
+
+    Batches(service, limits(4)).run(whole)
 
 
 def test_calls_of_records_that_come_meanwhile_begin_at_once() -> None:
@@ -317,7 +333,7 @@ def test_calls_of_records_that_come_meanwhile_begin_at_once() -> None:
         assert await batches.of(named([0, 1, 2])) == Called({0: 0}, {})
         # what can be committed is not held up by what comes
         found = await batches.of(named([1, 2])._replace(ready=True), during=Calls.interrupt)
-        assert (found, now_ms()) == (Called({}, {}), 60)
+        assert (found, now_ms()) == (Called({}, {}), 50)
         assert await batches.of(named([1, 2])) == Called({0: 10}, {})
         assert await batches.of(named([2])) == Called({0: 20}, {})
 
@@ -331,7 +347,7 @@ def test_a_batch_goes_on_while_calls_wait_for_a_place() -> None:
     async def whole(batches: Batches) -> None:
         found = await batches.of(named(list(range(10))))
         assert sorted(found.results) == list(range(8))
-        assert now_ms() == 45  # the last two began at 40
+        assert now_ms() == 40  # when the last two began
         assert sorted((await batches.of(named([8, 9, 10]))).results) == [0, 1]
         assert await batches.of(named([10])) == Called({0: 100}, {})
 
@@ -702,8 +718,8 @@ def test_calls_outlive_a_batch_and_are_cancelled_where_no_batch_will_have_them()
     async def fn(row: int) -> int:
         if row:
             began.set()
-            while not release.is_set():
-                await pause(1)
+        while not (release.is_set() if row else arrived):
+            await pause(1)
         return row
 
     def here() -> bool:
@@ -726,7 +742,6 @@ def test_calls_outlive_a_batch_and_are_cancelled_where_no_batch_will_have_them()
         loop.keep({})
         assert not any(loop._kept.values())
         assert [call.dropped for call in kept if call.outcome is None] == [True]
-    assert arrived
 
 
 # --- the gate -------------------------------------------------------------------------------------
