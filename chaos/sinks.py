@@ -76,7 +76,7 @@ def draw(rounds: int, chance: random.Random) -> list[Fault]:
     """The faults of a sink, all of them before it begins."""
     return [
         Fault(
-            chance.choice((WORKER,) * 10 + (DRIVER, HOST)),
+            chance.choice((WORKER,) * 22 + (DRIVER, HOST)),
             chance.choice((SINK_PARTLY, SINK_WRITTEN) * 2 + (*NAMES, ANY_TIME, ANY_TIME)),
             chance.choice((BEFORE, MEANWHILE, BEHIND)),
             round(chance.uniform(0.0, LONGEST_WAIT_S), 2),
