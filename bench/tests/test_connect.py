@@ -1,12 +1,23 @@
-"""What the connect bench makes of what it sees; the groups themselves are in the smoke tests."""
+"""What the connect bench makes of what it sees, and its simulated groups on little."""
 
+import json
+from pathlib import Path
 from xml.etree import ElementTree
 
+from bench import run
 from bench.connect.groups import GroupPlan
 from bench.connect.measure import Course
 from bench.connect.outputs import TaskOutput, cost_of, per_second
 from bench.connect.plot import drawing
-from bench.connect.simulated import ADDED, BOUNCE, COOPERATIVE, EAGER
+from bench.connect.simulated import (
+    ADDED,
+    BOUNCE,
+    COOPERATIVE,
+    DELAYED,
+    DRAINED,
+    EAGER,
+    LOST,
+)
 
 
 def output(*records: tuple[float, str]) -> TaskOutput:
@@ -48,3 +59,16 @@ def test_the_plot_has_a_line_for_each_course() -> None:
     ]
     picture = ElementTree.fromstring(drawing(GroupPlan(), courses))
     assert len(picture.findall(".//{*}polyline")) == 3
+
+
+def test_simulated_groups_give_a_row_for_each_event_and_mode(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    arguments = ["connect", "--members", "3", "--connectors", "3", "--json", str(file)]
+    assert run.main(arguments) == 0
+    rows = {(row["case"], row["metric"]): row["value"] for row in json.loads(file.read_text())}
+    case = "3 members, 3 x 4 tasks, "
+    assert rows[f"{case}{LOST}, {DELAYED}", "tasks_moved"] == 0
+    assert rows[f"{case}{LOST}, {EAGER}", "tasks_moved"] == 8
+    assert rows[f"{case}{BOUNCE}, {DRAINED}", "longest_stop_staying"] == 0
+    assert rows[f"{case}{ADDED}, {COOPERATIVE}", "task_seconds_lost"] == 0
+    assert len({name for name, _ in rows}) == 10

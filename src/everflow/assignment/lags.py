@@ -109,10 +109,12 @@ def hold_back(
     """
     present = {member.process_id: member.member_id for member in cluster.members}
     lags = Lags(cluster)
+    staying = {member.member_id for member in cluster.members if not member.draining}
     waiting = {
         task: process
         for task, process in (*delay.owners.items(), *delay.lost.items())
-        if task in cluster.tasks and _waits(task, lags)
+        if task in cluster.tasks and task not in lags.owners
+        if not any(lags.hot(one, task) for one in lags.copies(task) if one in staying)
     }
     lost = {task: process for task, process in waiting.items() if process not in present}
     back = {
@@ -155,11 +157,3 @@ def remember(
         left_ms if assignment.followup_ms is None else min(left_ms, assignment.followup_ms)
     )
     return remembered, replace(assignment, followup_ms=followup_ms)
-
-
-def _waits(task: TaskId, lags: Lags) -> bool:
-    """True if nobody runs the task, and none of those that stay has a hot copy of it."""
-    staying = {member.member_id for member in lags.cluster.members if not member.draining}
-    return task not in lags.owners and not any(
-        lags.hot(one, task) for one in lags.copies(task) if one in staying
-    )
