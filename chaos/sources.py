@@ -151,7 +151,8 @@ class Process:
 
 @dataclass
 class Report:
-    """``lost`` and ``doubled``: rows, by topic."""
+    """``lost`` and ``doubled``: rows, by topic. ``seconds``: since the first instance ran, with the
+    time in which the group finds out that the other one is gone."""
 
     files: int
     rows: int
@@ -237,8 +238,8 @@ def _read(
 
     second.start()
     first.start()
-    began = time.monotonic()
     wait_until(lambda: first.running or second.running, START_S, "an instance to run", history)
+    began = time.monotonic()
     print("an instance runs", flush=True)
     wait_until(
         lambda: reader.read() >= wanted // 3 and first.running and second.running,
