@@ -4,7 +4,8 @@
 (`chaos.rounds.command`); ``./run chaos kills`` ends processes of one instance at named points
 (`chaos.kills`); ``./run chaos elastic`` lets instances come and go (`chaos.elastic`); ``./run chaos
 migrate`` strikes both versions and the migrator at named points of migrations (`chaos.migrate`);
-``./run chaos sinks`` a program that writes rows to sinks outside Kafka (`chaos.sinks`).
+``./run chaos sinks`` a program that writes rows to sinks outside Kafka (`chaos.sinks`);
+``./run chaos sources`` kills one of two instances that read files and a table (`chaos.sources`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ COMMANDS = {
     "elastic": "chaos.elastic",
     "migrate": "chaos.migrate",
     "sinks": "chaos.sinks",
+    "sources": "chaos.sources",
 }
 
 

@@ -292,3 +292,6 @@ class TasksResult:
         self.dropped = {reason: count for reason, count in self.dropped.items() if count}
         self.remarks: list[str] = []
         """What to log once the batch is committed; an operator adds to it."""
+        self.ends: dict[int, int] = {}
+        """Of its input the first offset that is not done, where that is not the batch's end: the
+        next batch has that record again."""

@@ -255,6 +255,15 @@ class GraphBuilder:
             SourceNode(f"{topic}-source", (), edge, (topic,), *serdes, kind="repartition")
         )
 
+    def internal_topic(self, name: str, serdes: tuple[Serde, Serde], edge: EdgeType) -> str:
+        """A repartition topic of one partition that nobody writes; the source node that reads it:
+        one task, for what a clock does."""
+        topic = f"{self.check_repartition_name(name, 'repartition')}-repartition"
+        self._repartitions[topic] = (RepartitionTopic(topic, 1), user_line())
+        return self.add(
+            SourceNode(f"{topic}-source", (), edge, (topic,), *serdes, kind="repartition")
+        )
+
     def burn(self, numbers: int) -> None:
         self._counter += numbers
 

@@ -26,6 +26,7 @@ from everflow.dsl.expressions import (
     required_parameters,
 )
 from everflow.dsl.graph_builder import GraphBuilder, Stream, builder_call, store_spec
+from everflow.dsl.lowering import sources
 from everflow.dsl.lowering.stateless import key_partitioner_of
 from everflow.dsl.lowering.tables import Frame, Key, has_history, loaded_table, table_stores
 from everflow.dsl.stores import Store
@@ -201,6 +202,55 @@ class StreamsBuilder(Telling):
         return GlobalKTable(Stream(self.graph, self.graph.add(node), edge))
 
     @builder_call
+    def read(
+        self,
+        format: str | type,  # noqa: A002 - PySpark's word
+        *,
+        name: str,
+        schema: Any = None,
+        key: str | Iterable[str] | None = None,
+        timestamp: str | None = None,
+        tasks: int = 4,
+        poll: Duration = "1 second",
+        **options: Any,
+    ) -> KStream:
+        """Reads a source outside Kafka once, as a stream of rows: the value is a struct of the
+        columns. The source is planned as splits, which ``tasks`` tasks of the application read;
+        each row is there once, whatever fails, if a split gives the same rows in the same order
+        each time it is read.
+
+        ``format``: ``"parquet"``, ``"csv"`` (``header``, ``delimiter``) or ``"json"``: the files of
+        ``path``, each a split. ``"postgresql"``: a table in ranges of a column (``dsn``, ``table``
+        or ``query``, ``partition_column``, ``lower_bound``, ``upper_bound``, ``num_partitions``).
+        Or a ``DataSource`` class of PySpark whose ``reader`` is used, with its options.
+
+        ``name``: under which is kept what was planned; with another name the source is read anew.
+        ``schema``: DDL text or a StructType; a data source may say it itself. ``key``: the column
+        that becomes the record's key, several for a struct; default: null. ``timestamp``: the
+        column, a timestamp or a bigint of ms, that is the record's time; default: when its split
+        was planned. ``poll``: how often a task asks whether there is something to plan.
+        """
+        return KStream(sources.read(self.graph, streams=False, **_asked(locals())))
+
+    @builder_call
+    def read_stream(
+        self,
+        format: str | type,  # noqa: A002 - PySpark's word
+        *,
+        name: str,
+        schema: Any = None,
+        key: str | Iterable[str] | None = None,
+        timestamp: str | None = None,
+        tasks: int = 4,
+        poll: Duration = "1 second",
+        **options: Any,
+    ) -> KStream:
+        """As `read`, for ever: each ``poll`` the files that are new, or what the stream reader
+        (``streamReader``, ``simpleStreamReader``) of a ``DataSource`` class has, which is asked for
+        its latest offset. A file must not change once it is there."""
+        return KStream(sources.read(self.graph, streams=True, **_asked(locals())))
+
+    @builder_call
     def add_state_store(self, store: StoreSpec) -> StreamsBuilder:
         """Adds a store, made by `Stores`, that several processors share. Each of them names it:
         ``process(..., stores=["seen"])``. These processors belong to one sub-topology. A processor
@@ -276,6 +326,10 @@ class StreamsBuilder(Telling):
             return self.graph.subscribe(node), edge
         self.graph.claim_topics(topics)
         return self.graph.add(node), edge
+
+
+def _asked(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name != "self"}
 
 
 def _serdes(operator: str, key: object | None, value: object | None) -> tuple[Serde, Serde]:

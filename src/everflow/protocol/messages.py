@@ -28,7 +28,7 @@ FAILED = "failed"
 RENEWED = "renewed"
 LEFT = "left"
 """Of `BatchResult.counts`. `LEFT`: records that a batch has read and left to the next one, since
-the first of them have no answer of their calls yet (note 070)."""
+the first of them have no answer of their calls yet (note 070), or more results (note 073)."""
 
 
 class BatchId(NamedTuple):

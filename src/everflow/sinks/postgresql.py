@@ -270,16 +270,22 @@ class _Lines:
         return row if self.rows is None else int(self.rows[row])
 
 
+def is_away(error: Any) -> bool:
+    """True if what a psycopg error says may pass: no connection, no room, a login, a lock."""
+    if error.sqlstate is None:
+        return type(error).__name__ != "ProgrammingError"  # that is a dsn that cannot be read
+    return error.sqlstate[:2] in _PASSING
+
+
 def failure(sink: str, table: str, error: Any, lines: _Lines) -> Exception:
     """What a psycopg error means. ``lines``: of the rows that were copied."""
     state = error.sqlstate
     text = " ".join(str(error).split())
-    wrong_dsn = state is None and type(error).__name__ == "ProgrammingError"
-    if not wrong_dsn and (state is None or state[:2] in _PASSING):
+    if is_away(error):
         full = " There is no room left." if state in ("53100", "53200") else ""
         return RetriableError(f"PostgreSQL does not take the rows of {table}.{full} {text}")
     context = error.diag.context or ""
-    if not wrong_dsn and state[:2] in _OF_ROWS and (line := _LINE.search(context)) is not None:
+    if state is not None and state[:2] in _OF_ROWS and (line := _LINE.search(context)) is not None:
         row = lines.row_of(int(line[1]))
         if row is not None:
             return RefusedRows({row: error})

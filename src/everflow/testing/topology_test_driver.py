@@ -365,7 +365,9 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         pending = [self._tables.filled(records)]
         while pending:
             taken = pending.pop(0)
-            looped = self._micro_batch(taken, idle_times)
+            looped, left = self._micro_batch(taken, idle_times)
+            if left:
+                pending.insert(0, left)
             read = {TopicPartition(one.topic, one.partition) for one in taken}
             self._silence.read(read, idle_times, self._wall_clock_ms)
             idle_times = {}
@@ -376,7 +378,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self,
         records: Sequence[RawRecord],
         idle_times: IdleTimes,
-    ) -> list[RawRecord]:
+    ) -> tuple[list[RawRecord], list[RawRecord]]:
+        """What goes into repartition topics, and the records that the batch has not done."""
         rows, ends = [], dict(self._offsets)
         for record in records:
             tp = TopicPartition(record.topic, record.partition)
@@ -384,7 +387,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             rows.append((record, offset))
             ends[tp] = offset + 1
         result = self._step_result(self._new_request(ends, idle_times), rows)
-        self._offsets = ends
+        self._offsets = {tp: result.consumed.get(tp, end) for tp, end in ends.items()}
         for task, times in result.stream_times.items():
             self._stream_times.setdefault(task, {}).update(times)
         for task, listed in result.changes.items():
@@ -407,7 +410,12 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         tables.add(result.printed)
         tables.flush()
         self._outputs.add(self._written)
-        return [record for record in self._written if record.topic in self._looped]
+        left = [
+            record
+            for record, offset in rows
+            if offset >= self._offsets[TopicPartition(record.topic, record.partition)]
+        ]
+        return [record for record in self._written if record.topic in self._looped], left
 
     def _new_request(
         self, ends: Mapping[TopicPartition, int], idle_times: IdleTimes

@@ -395,6 +395,9 @@ class Operator:
     old_from: ClassVar[tuple[int, ...]] = ()
     """As `old_sides`, where its own results are asked what they were: it gives their ``old``
     itself. Empty: its store tells."""
+    in_pieces: ClassVar[bool] = False
+    """True if a record's results may come in several batches: its marks say how far they are. It
+    does not run on some of a batch's records, without them."""
     old_input: ClassVar[bool] = False
     """True if the last input is no side, but what its first one's entries were, row by row."""
 

@@ -894,6 +894,8 @@ class _Planner:
                     f"reads {topics_of[op.subtopology]}: write .repartition(name=...) in front",
                     where=op.where,
                 )
+            if isinstance(op, WriteOp):
+                self._require_whole_records(op)
         ops = (*self._times, *self._ops)
         columns = (op for op in ops if isinstance(op, ColumnsOp))  # a getter sees no headers
         headers = self._needs_headers() or any("headers" in op.uses for op in columns)
@@ -908,6 +910,18 @@ class _Planner:
             loaded_tables=tuple(self._loaded_tables),
             ways=ways_in_turn(self._topology.nodes, self._sides, self._together, self._sub),
         )
+
+    def _require_whole_records(self, op: WriteOp) -> None:
+        """TopologyError where a batch may have a part of what comes of a record: a sink knows what
+        it has by the records' offsets."""
+        for name in self._topology.before(op.name):
+            node = self._topology.node(name)
+            if isinstance(node, StatefulNode) and node.operator.in_pieces:
+                raise TopologyError(
+                    f"{op.name} knows its rows by the offsets of records, and {name} reads a split "
+                    f"in pieces, which share one: write .repartition(name=...) in front",
+                    where=op.where,
+                )
 
     def _needs_headers(self) -> bool:
         return any(

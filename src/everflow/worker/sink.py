@@ -29,6 +29,7 @@ from everflow.memory import Taken
 from everflow.protocol.messages import (
     ABORTED,
     COMMITTED,
+    LEFT,
     RENEWED,
     SINKS,
     BatchFigures,
@@ -314,7 +315,7 @@ class _Transaction:
             consumed=result.consumed,
             stream_times=result.stream_times,
             positions=positions,
-            counts={**counts, RENEWED: writer.renewals},
+            counts={**counts, RENEWED: writer.renewals, LEFT: result.left},
             dropped=result.dropped,
             deferred_offsets=answer.deferred,
             timings=result.timings,

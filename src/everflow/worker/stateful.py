@@ -289,6 +289,9 @@ class GroupRun:
                 for op, result, mine, times in zip(self.group, done, sides, moved, strict=True)
             ]
         except UserFunctionError as error:
+            if isinstance(error.__cause__, RetriableError) and error.source >= 0:
+                log = self.sources[error.source].log(error.partition)
+                raise RetriableError(str(error.__cause__), [log]) from error
             if error.source < 0:
                 raise self._failure(error) from (error.__cause__ or error)
             searchable = (every_failure or error.together) and self._may_be_cut
@@ -403,6 +406,8 @@ class GroupRun:
         task = TaskId(op.subtopology, call.partition)
         read = sources_of_logs(self.sources, self.request.ranges)
         inputs = [tp for tp, source in read.items() if source.task(tp) == task]
+        if isinstance(cause, RetriableError):
+            raise RetriableError(str(cause), inputs) from cause
         if (away := serde_outage(RecordFailure(None, op.where, cause))) is not None:
             raise RetriableError(str(away), inputs) from cause
         where = "" if op.name == call.node else f", in node {op.name}"
@@ -454,6 +459,8 @@ class GroupRun:
         """True if these operators can take their records in parts. Joins with tables cannot:
         they call no function, and `written_bytes` names all records that they cannot write."""
         (op, *_) = self.group
+        if op.operator.in_pieces:
+            return False
         return isinstance(op.operator, ProcessorOperator) or not (op.reads or op.looks_up)
 
     def _all_failures(

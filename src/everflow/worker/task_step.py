@@ -139,6 +139,8 @@ class StepResult:
     timings: dict[str, float] = field(default_factory=dict)
     ages: list[Ages] = field(default_factory=list)
     printed: list[Printed] = field(default_factory=list)
+    left: int = 0
+    """Records of which the next batch makes more: see `TasksResult.ends`."""
     input_bytes: int = 0
     """Arrow bytes of the input: what ``max.batch.bytes`` bounds."""
     keys: Sequence[KeyPlaces] = ()
@@ -331,7 +333,12 @@ class TaskStep:
         stream_times = extracted.stream_times(consumed, request)
         for task, names in source_times(batch_input, self.sources, request, consumed).items():
             stream_times.setdefault(task, {}).update(names)
-        newest = {one.task: max(one.stream_times.values(), default=-1) for one in request.tasks}
+        pieces = [op for op in self.stateful if op.operator.in_pieces]
+        marks = {clock_name(op.name, mark) for op in pieces for mark in op.operator.marks}
+        newest = {
+            one.task: max((ms for n, ms in one.stream_times.items() if n not in marks), default=-1)
+            for one in request.tasks
+        }
         result = StepResult(
             consumed=consumed,
             stream_times=stream_times,
@@ -434,6 +441,13 @@ class _Running:
         for one, inputs, done in zip(group, sides, run, strict=True):
             self.ran[one.name] = RanOperator.of(one, inputs, done)
             self.result.add(one, done)
+            if done.ends:
+                source = self.step.sources[int(inputs[0].source[0])]
+                ends = {source.log(partition): end for partition, end in done.ends.items()}
+                self.result.left += sum(
+                    self.result.consumed[log] - end for log, end in ends.items()
+                )
+                self.result.consumed.update(ends)
             output = done.output
             if one.old is not None:
                 output = with_old_values(one, output, self.stores)

@@ -11,7 +11,14 @@ import os
 import signal
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from everflow import KafkaStreams, ProcessorContext, Record, Stores, StreamsBuilder, serdes
 from everflow.spark.session import get_context
@@ -86,7 +93,52 @@ def rows_outside(application: str) -> StreamsBuilder:
     return builder
 
 
+SPLIT_BATCHES, BATCH_ROWS = 12, 5
+"""What a split of `SlowSplits` has: about three pieces (note 073)."""
+
+
+class SlowSplits(DataSource):
+    """As many splits as the file of `ROWS` says."""
+
+    def schema(self) -> str:
+        return "split string, n string"
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        return SlowReader(self.options["path"])
+
+
+class SlowReader(DataSourceStreamReader):
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"at": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:
+        return {"at": int(Path(self.path).read_text())}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return [InputPartition(at) for at in range(start["at"], end["at"])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        for batch in range(SPLIT_BATCHES):
+            time.sleep(0.25)  # a source that is slow
+            first = batch * BATCH_ROWS
+            ns = [str(n) for n in range(first, first + BATCH_ROWS)]
+            columns = {"split": [str(partition.value)] * BATCH_ROWS, "n": ns}
+            yield pa.RecordBatch.from_pydict(columns)
+
+
+def slow_splits(application: str) -> StreamsBuilder:
+    """Rows of splits go out as they are."""
+    builder = StreamsBuilder()
+    rows = builder.read_stream(SlowSplits, name="slow", key="split", tasks=2, path=os.environ[ROWS])
+    rows.map_values(F.col("value.n")).to(copies_topic(application))
+    return builder
+
+
 PROGRAMS = {
+    "slow-splits": slow_splits,
     "counts-and-copies": counts_and_copies,
     "shared-store": shared_store,
     "rows-outside": rows_outside,

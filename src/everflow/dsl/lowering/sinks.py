@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -51,7 +51,7 @@ def written(
     columns = _key_columns(stream.edge.type, key)
     sink: Sink
     if isinstance(kind, type) and issubclass(kind, DataSource):
-        texts = {option: _option_text(value) for option, value in options.items()}
+        texts = {option: option_text(value) for option, value in options.items()}
         sink = DataSourceSink(source=kind, options=texts)
     else:
         sink = _built_in(kind, options)
@@ -120,17 +120,28 @@ def _built_in(kind: object, options: Mapping[str, Any]) -> Sink:
         )
     module, name = FORMATS[kind]
     made: Any = getattr(import_module(module), name)
+    check_options("write_stream", kind, made, options)
+    sink: Sink = made(**options)
+    return sink
+
+
+def check_options(
+    operator: str, kind: str, made: Any, options: Mapping[str, Any], own: Collection[str] = ()
+) -> None:
+    """SetupError without the package of ``made``, a dataclass; TopologyError for options that are
+    not its fields, or are one of its ``own``, and for those that are missing."""
     if find_spec(getattr(made, "PACKAGE", "json")) is None:
         raise SetupError(
-            f"write_stream({kind!r}) needs {made.PACKAGE}: pip install 'everflow[{made.EXTRA}]'"
+            f"{operator}({kind!r}) needs {made.PACKAGE}: pip install 'everflow[{made.EXTRA}]'"
         )
-    known = {one.name: one for one in dataclasses.fields(made) if one.init}
+    fields = dataclasses.fields(made)
+    known = {one.name: one for one in fields if one.init and one.name not in own}
     for option in options:
         if option not in known:
             near = difflib.get_close_matches(option, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise TopologyError(
-                f"write_stream: {kind} has no option {option!r}; it has {', '.join(known)}{hint}"
+                f"{operator}: {kind} has no option {option!r}; it has {', '.join(known)}{hint}"
             )
     missing = [
         one.name
@@ -140,9 +151,7 @@ def _built_in(kind: object, options: Mapping[str, Any]) -> Sink:
         and one.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise TopologyError(f"write_stream: {kind} needs {', '.join(missing)}")
-    sink: Sink = made(**options)
-    return sink
+        raise TopologyError(f"{operator}: {kind} needs {', '.join(missing)}")
 
 
 def _key_columns(edge: EdgeType, key: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -177,6 +186,6 @@ def _check_columns(edge: EdgeType, key: tuple[str, ...]) -> None:
         )
 
 
-def _option_text(value: object) -> str:
+def option_text(value: object) -> str:
     """As Spark writes the values of options."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -119,11 +119,17 @@ class ActiveTask:
         """A batch was committed: where it is now. By how many offsets it got on."""
         after = {tp: result.consumed.get(tp, self.positions[tp]) for tp in self.inputs}
         moved = sum(after.values()) - sum(self.positions[tp] for tp in self.inputs)
+        timed = self.times_move(result)
         self.positions.update(after)
         self.stream_times.update(result.stream_times.get(self.id, {}))
-        if moved or self.id in result.positions:  # the sink applied the batch to all its stores
-            self.last_batch = batch_id
+        if moved or timed or self.id in result.positions:
+            self.last_batch = batch_id  # the sink applied the batch to all its stores
         return moved
+
+    def times_move(self, result: BatchResult) -> bool:
+        """Whether the batch brings other stream times, or marks, than the task has."""
+        times = result.stream_times.get(self.id, {})
+        return any(self.stream_times.get(name, -1) != ms for name, ms in times.items())
 
     def grow(self, inputs: tuple[TopicPartition, ...], begun: ActiveTask) -> None:
         """Add the inputs of ``begun``, with their positions (note 037). Between two batches."""

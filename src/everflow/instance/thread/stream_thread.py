@@ -43,6 +43,7 @@ from everflow.logs import rebalance_log
 from everflow.memory import WorkerMemory
 from everflow.metrics import Metrics
 from everflow.protocol.messages import (
+    LEFT,
     BatchFailedError,
     BatchFailure,
     BatchId,
@@ -626,9 +627,10 @@ class StreamThread:
         batch_id = str(self._next._replace(attempt=planned.attempt))
         read, progressed = 0, []
         for task in _touched(self.tasks, result):
+            in_a_record = bool(result.counts.get(LEFT)) and task.times_move(result)  # note 073
             moved = task.take(result, batch_id)
             read += moved
-            if moved:
+            if moved or in_a_record:
                 progressed.append(task.id)
         now_ms = self.clock.monotonic_ms()
         self._rest_ms, ending_ms = self.retries.batch_committed(
