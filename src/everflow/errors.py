@@ -21,9 +21,11 @@ class EverflowError(Exception):
 
     Attributes:
         code: stable identifier, kept over releases; safe to alert on.
+        connector: name of the connector (a sink outside Kafka) that raised it, else empty.
     """
 
     code = "EF-ERROR"
+    connector = ""
 
     def __init_subclass__(cls, *, code: str | None = None) -> None:
         """``code``: the class's own; left out, its base's."""

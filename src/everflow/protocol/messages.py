@@ -229,13 +229,15 @@ class LetterGroup(NamedTuple):
 
 
 class BatchFigures(NamedTuple):
-    """The metrics of a committed micro-batch for `/metrics`, besides its counts."""
+    """The metrics of a committed micro-batch for `/metrics`, besides its counts. ``rows``: by
+    connector, those that it was given."""
 
     ages: Sequence[Ages] = ()
     sent: Sequence[Sent] = ()
     puts: Sequence[Puts] = ()
     letters: Sequence[LetterGroup] = ()
     keys: Sequence[KeyPlaces] = ()
+    rows: Sequence[tuple[str, int]] = ()
 
 
 class Printed(NamedTuple):
@@ -390,6 +392,7 @@ class BatchFailure:
         line: the innermost line of the user's program that was running.
         where: ``file:line`` of the operator that failed, or of each that may have.
         details: stack and whatever else there is, for the log at DEBUG.
+        connector: the one that failed, if one did.
     """
 
     kind: str
@@ -405,6 +408,7 @@ class BatchFailure:
     partitions: tuple[TopicPartition, ...] = ()
     entry: BadEntry | None = None
     also: tuple[BatchFailure, ...] = ()
+    connector: str = ""
 
     KINDS: ClassVar[Mapping[str, str]] = {
         "record": "the user's code cannot take a record",

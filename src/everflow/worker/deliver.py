@@ -41,7 +41,11 @@ def deliver(
                 keys=given.op.node.key or (),
                 deletes=rows.value.is_null() if rows.value.null_count else None,
             )
-            _write(given, rows, batch, sources, offsets.get(task, {}))
+            try:
+                _write(given, rows, batch, sources, offsets.get(task, {}))
+            except EverflowError as error:
+                error.connector = given.op.name
+                raise
             reached(SINK_PARTLY)
     reached(SINK_WRITTEN)
 

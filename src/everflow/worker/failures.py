@@ -325,7 +325,8 @@ def stack_of(error: BaseException) -> str:
 def failure_of(error: Exception) -> BatchFailure:
     details = stack_of(error)
     if isinstance(error, RecordFailure | DescribedFailure):
-        return replace(error.failure, details=error.failure.details or details)
+        details = error.failure.details or details
+        return replace(error.failure, details=details, connector=error.connector)
     kind = next(kind for classes, kind in _KINDS if isinstance(error, classes))
     own = isinstance(error, EverflowError)
     if isinstance(error, RecordTooLargeError | RecordRefusedError) and error.place is not None:
@@ -347,6 +348,7 @@ def failure_of(error: Exception) -> BatchFailure:
         details=details,
         partitions=tuple(sorted(error.partitions)) if isinstance(error, RetriableError) else (),
         entry=BadEntry.of(error) if isinstance(error, DamagedEntryError) else None,
+        connector=error.connector if isinstance(error, EverflowError) else "",
     )
 
 

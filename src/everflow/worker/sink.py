@@ -84,6 +84,7 @@ def figures_of(result: StepResult) -> BatchFigures:
         _puts(result.changes),
         result.letters,
         result.keys,
+        [(given.op.name, len(given.batch)) for given in result.given],
     )
 
 

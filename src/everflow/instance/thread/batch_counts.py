@@ -210,6 +210,13 @@ class BatchCounts:
             cause = reason.partition(":")[0]
             self.metrics.add_series(names.REFUSED_COMMITS, {(str(self.number), cause): 1})
 
+    def failed(self, connector: str, text: str) -> None:
+        """A batch failed in this connector; ``text``: how and where, for people."""
+        labels, metrics = (connector,), self.metrics
+        metrics.add_series(names.CONNECTOR_ERRORS, {labels: 1})
+        metrics.note(names.CONNECTOR_ERRORS, {labels: text})
+        metrics.put_series(names.CONNECTOR_FAILED, {labels: self.clock.now_ms()})
+
     def add(self, result: BatchResult) -> None:
         dropped = result.dropped.items()
         drops = [(node, why, n) for node, reasons in dropped for why, n in reasons.items()]
@@ -282,7 +289,7 @@ class BatchCounts:
         self, result: BatchResult, drops: Sequence[tuple[str, str, int]], now_ms: float
     ) -> None:
         thread, wall_ms = str(self.number), self.clock.now_ms()
-        ages, sent, puts, letters, keys = result.figures
+        ages, sent, puts, letters, keys, rows = result.figures
         read = [one for one in ages if one.task]
         add, saw = self.metrics.add_series, self.metrics.saw
         add(names.PROCESSED, _sums(((thread, one.task, one.node), one.records) for one in read))
@@ -290,6 +297,7 @@ class BatchCounts:
         add(names.SENT_BYTES, _sums(((one.node, one.topic), one.bytes) for one in sent))
         add(names.KEYS_CHECKED, _sums(((one.topic,), one.checked) for one in keys))
         add(names.KEYS_MISPLACED, _sums(((one.topic,), one.misplaced) for one in keys))
+        add(names.CONNECTOR_ROWS, _sums(((name,), count) for name, count in rows))
         add(names.STORE_PUTS, _sums(((one.task, one.store), one.changes) for one in puts))
         dropped = [one for one in drops if one[1] != LATE_UNMATCHED]
         add(names.DROPPED, _sums(((thread, node, why), count) for node, why, count in dropped))
