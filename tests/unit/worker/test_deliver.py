@@ -22,7 +22,7 @@ from everflow import (
     StreamsBuilder,
     serdes,
 )
-from everflow.errors import RetriableError, SinkError
+from everflow.errors import EverflowError, RetriableError, SinkError
 from everflow.handlers import PRODUCTION, Handlers
 from everflow.kafka.reading.record_columns import LogColumns
 from everflow.protocol.messages import COMMITTED, SINKS, BatchRequest, BatchResult, TaskContext
@@ -324,6 +324,22 @@ def test_a_row_that_a_sink_refuses_is_a_bad_record_of_production() -> None:
     places = [one.failure.record for one in (found, *found.others)]
     assert [one.offset for one in places if one is not None] == [7, 5]
     assert found.failure.stage == PRODUCTION
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RetriableError("away"),
+        ConnectionRefusedError("away"),
+        RefusedRows({0: ValueError("too small")}),
+        SinkError("column n"),
+        ZeroDivisionError("x"),
+    ],
+)
+def test_a_failure_names_its_connector(error: Exception) -> None:
+    found = failing(error)
+    assert isinstance(found, EverflowError)
+    assert failure_of(found).connector == "out"
 
 
 def test_a_sink_of_another_schema_stops_the_instance() -> None:

@@ -461,17 +461,25 @@ class StreamThread:
 
     def _begin_with_others(self) -> None:
         """The tasks changed. The job goes on and reads other partitions (I4, design note 006)."""
-        partitions = sorted({tp for task in self.tasks.values() for tp in task.inputs})
         # A paused task's time does not count, nor what it failed of.
         self.retries.tasks_changed(self.tasks.keys() - self.retries.paused_tasks)
         self._forget_plan()
         self._rests_until_ms = 0.0  # records of a task that moved have waited long enough
-        if not partitions:
-            self.services.ends.unwatch(self.number)
-            return
-        self.services.ends.watch(self.number, partitions, self.wake)
-        names = ", ".join(map(str, sorted(self.tasks)))
-        log.info("Stream thread %d runs tasks %s", self.number, names)
+        paused = self.retries.paused_tasks
+        self._watch_ends(self.number, self.tasks.keys() - paused, self.wake)
+        # Of these the ends are known for their lag: new records wake nobody.
+        self._watch_ends(-1 - self.number, paused, threading.Event())
+        if self.tasks:
+            names = ", ".join(map(str, sorted(self.tasks)))
+            besides = f" (paused: {', '.join(map(str, sorted(paused)))})" if paused else ""
+            log.info("Stream thread %d runs tasks %s%s", self.number, names, besides)
+
+    def _watch_ends(self, number: int, tasks: Collection[TaskId], wake: threading.Event) -> None:
+        partitions = sorted({tp for task in tasks for tp in self.tasks[task].inputs})
+        if partitions:
+            self.services.ends.watch(number, partitions, wake)
+        else:
+            self.services.ends.unwatch(number)
 
     def _opened_job(self) -> Job:
         if self._job is None:
@@ -489,7 +497,8 @@ class StreamThread:
         if self._stop.is_set():
             return False
         self._counts.log_drops(self.clock.monotonic_ms())
-        self.services.ends.idle(self.number, not self.services.paused())
+        all_paused = bool(self.tasks) and self.retries.paused_tasks >= self.tasks.keys()
+        self.services.ends.idle(self.number, not (self.services.paused() or all_paused))
         woken = self.clock.wait(self.wake, timeout_ms)
         self.services.ends.idle(self.number, False)
         return woken
@@ -687,6 +696,7 @@ class StreamThread:
         """``known``: tasks whose last batch has a known outcome. The others must be recovered."""
         self._counts.log_drops(math.inf)
         self.services.ends.unwatch(self.number)
+        self.services.ends.unwatch(-1 - self.number)
         try:
             self._close_job()
         except Exception:  # Spark's session may have ended already
