@@ -769,7 +769,7 @@ class ClusterPorts:
             restart=instance.restart,
             tasks=tasks,
             last_error=last_error,
-            pause=instance.pause,
+            pause=instance.pause.pause_connectors,
             clock=self._clock,
             instance=client_id(config, self._directory.process_id),
         )

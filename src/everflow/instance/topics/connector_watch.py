@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from everflow.clock import Clock, on_thread
 from everflow.errors import EverflowError
-from everflow.instance.client_state import Pause
 from everflow.logs import rebalance_log, some
 from everflow.records import TaskId
 from everflow.topology.connectors import (
@@ -50,7 +49,9 @@ class ConnectorWatch:
     ``read(position)``: the topic's records from there on, all that are there; of a topic that was
     created again, all. ``write``: gives records to the topic. ``restart``: returns once the tasks
     are on their way. ``tasks``: the active ones here. ``last_error``: a connector's, with its time
-    (epoch ms), if it had one. ``instance``: its client id. `begin` and `turn` raise EverflowError.
+    (epoch ms), if it had one. ``pause(names, parts)``: these, and their sub-topologies, stand
+    still from now on, no others. ``instance``: its client id. `begin` and `turn` raise
+    EverflowError.
     """
 
     connectors: Mapping[str, Connector]
@@ -60,7 +61,7 @@ class ConnectorWatch:
     restart: Callable[[Callable[[TaskId], bool], bool], None]
     tasks: Callable[[], Mapping[TaskId, TaskNow]]
     last_error: Callable[[str], tuple[str, int] | None]
-    pause: Pause
+    pause: Callable[[frozenset[str], frozenset[int]], None]
     clock: Clock
     instance: str
     book: ConnectorBook = field(default_factory=ConnectorBook)
@@ -100,7 +101,7 @@ class ConnectorWatch:
         restarts = self.book.take(self.read(self.book.position))
         now = self.paused
         if now != before:
-            self.pause.pause_connectors(now, paused_parts(self.connectors, now))
+            self.pause(now, paused_parts(self.connectors, now))
         for names, what in ((now - before, "Paused"), (before - now, "Resumed")):
             if names:
                 rebalance_log.info("%s connectors, by request: %s", what, some(sorted(names)))

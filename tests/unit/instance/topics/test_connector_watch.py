@@ -67,7 +67,7 @@ class Instance:
             restart=self.restart,
             tasks=lambda: self.tasks,
             last_error=self.errors.get,
-            pause=self.pause,
+            pause=self.pause.pause_connectors,
             clock=self.clock,
             instance=name,
         )
