@@ -185,24 +185,28 @@ class Desk:
         return [self._row(name, self.book.facts[name], lags) for name in names]
 
     def _row(
-        self, name: str, facts: ConnectorFacts, lags: Mapping[TopicPartition, int | None]
+        self, name: str, facts: ConnectorFacts, lags: Mapping[str, Sequence[tuple[int, int]]]
     ) -> dict[str, Any]:
         tasks = []
         for task in facts.all_tasks:
             report = self.report(name, task)
-            waits = [lag for log, lag in lags.items() if facts.reads(task, log)]
+            waits = [
+                lag
+                for topic in facts.inputs[task.subtopology]
+                for partition, lag in lags.get(topic, ())
+                if facts.reads(task, TopicPartition(topic, partition))
+            ]
             tasks.append(
                 {
                     "task": str(task),
                     "state": UNASSIGNED if report is None else report.state,
-                    "lag": None if None in waits else sum(lag or 0 for lag in waits),
+                    "lag": sum(waits),
                     "instance": "" if report is None else report.instance,
                     "error": "" if report is None else report.error,
                     "failed_ms": None if report is None else report.failed_ms,
                 }
             )
         since_ms = self.book.paused.get(name)
-        counts = [one["lag"] for one in tasks]
         return {
             "connector": name,
             "kind": facts.kind,
@@ -210,13 +214,13 @@ class Desk:
             "where": facts.where,
             "state": state_of(since_ms is not None, [str(one["state"]) for one in tasks]),
             "paused_since_ms": since_ms,
-            "lag": None if None in counts else sum(counts),
+            "lag": sum(one["lag"] for one in tasks),
             "shares": list(facts.shares),
             "tasks": tasks,
         }
 
-    def _lags(self, found: Sequence[ConnectorFacts]) -> dict[TopicPartition, int | None]:
-        """Of all inputs; what was never committed waits from the log's begin on."""
+    def _lags(self, found: Sequence[ConnectorFacts]) -> dict[str, list[tuple[int, int]]]:
+        """By topic, of each partition; what was never committed waits from the log's begin on."""
         topics = {topic for one in found for read in one.inputs.values() for topic in read}
         shapes = self.admin.describe_topics(topics)
         logs = [TopicPartition(t, p) for t, one in shapes.items() for p in range(one.partitions)]
@@ -224,7 +228,11 @@ class Desk:
         starts: Offsets = self.admin.list_offsets(logs, "earliest", "read_uncommitted")
         committed = self.admin.committed(self.application_id, logs, stable=False)
         begun = {tp: one.offset for tp, one in committed.items()}
-        return {tp: max(0, ends[tp] - max(begun.get(tp, 0), starts[tp])) for tp in logs}
+        lags: dict[str, list[tuple[int, int]]] = {}
+        for tp in logs:
+            waits = max(0, ends[tp] - max(begun.get(tp, 0), starts[tp]))
+            lags.setdefault(tp.topic, []).append((tp.partition, waits))
+        return lags
 
 
 @contextmanager
@@ -305,7 +313,7 @@ def _list_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         f"{row['kind']}, {row['what']}",
         row["state"] + ("" if since_ms is None else f" since {instant(since_ms)}"),
         ", ".join(f"{count} {state}" for state, count in sorted(states.items())),
-        _lag(row["lag"]),
+        f"{row['lag']:,}",
         "" if last is None else _error(last),
     )
 
@@ -317,7 +325,7 @@ def status_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             row["connector"],
             one["task"],
             one["state"],
-            _lag(one["lag"]),
+            f"{one['lag']:,}",
             one["instance"],
             _error(one),
         )
@@ -325,10 +333,6 @@ def status_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for one in row["tasks"]
     ]
     return table([head, *cells], numbers=(3,))
-
-
-def _lag(lag: int | None) -> str:
-    return "?" if lag is None else f"{lag:,}"
 
 
 def _error(task: Mapping[str, Any]) -> str:

@@ -731,11 +731,11 @@ class ClusterPorts:
         log_of = TopicPartition(connector_topic(config.application_id), 0)
 
         def read(position: int) -> Sequence[Row]:
-            start = self._admin.list_offsets([log_of], "earliest", "read_uncommitted")[log_of]
             end = self._admin.end_offsets([log_of], "read_committed")[log_of]
-            begin = max(start, position) if position <= end else start
-            if begin >= end:
+            if end == position:
                 return ()
+            start = self._admin.list_offsets([log_of], "earliest", "read_uncommitted")[log_of]
+            begin = max(start, position) if position < end else start
             with LogReader(self._dependencies.reader) as reader:
                 chunks = reader.read(log_of, begin, end)
                 rows = [row for chunk in chunks for row in chunk.rows(headers=False)]

@@ -9,7 +9,7 @@ import shutil
 import ssl
 import sys
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -463,7 +463,9 @@ def _connectors(
 ) -> Sequence[ObservedConnector]:
     if not found:
         return ()
-    tasks = {} if instance is None else instance.connector_tasks()
+    tasks = defaultdict[int, dict[TaskId, str]](dict)
+    for task, (state, _) in ({} if instance is None else instance.connector_tasks()).items():
+        tasks[task.subtopology][task] = state
     paused = frozenset[str]() if instance is None else instance.pause.connectors
     rows, errors, failed = (
         series.get(name, {})
@@ -472,7 +474,7 @@ def _connectors(
     said = notes(names.CONNECTOR_ERRORS)
     observed = []
     for name, one in found.items():
-        here = {task: state for task, (state, _) in tasks.items() if one.has(task)}
+        here = {task: st for part in one.subtopologies for task, st in tasks[part].items()}
         lags = [statuses[task].lag if task in statuses else None for task in here]
         failed_ms = failed.get((name,))
         observed.append(

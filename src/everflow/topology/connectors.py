@@ -66,6 +66,15 @@ def connectors(subs: SubTopologies) -> dict[str, Connector]:
     return found
 
 
+def of_parts(found: Mapping[str, Connector]) -> dict[int, list[Connector]]:
+    """By sub-topology: there may be a thousand connectors, and as many tasks."""
+    parts: dict[int, list[Connector]] = {}
+    for one in found.values():
+        for part in one.subtopologies:
+            parts.setdefault(part, []).append(one)
+    return parts
+
+
 def _what(sink: object) -> str:
     """The class: a data source's own, where the sink is one of PySpark's."""
     return str(getattr(sink, "source", type(sink)).__name__)

@@ -21,6 +21,7 @@ from everflow.topology.connectors import (
     Row,
     TaskReport,
     facts_record,
+    of_parts,
     paused_parts,
     report_record,
 )
@@ -117,11 +118,9 @@ class ConnectorWatch:
         self._said |= {place: (one, now_ms) for place, one in fresh.items()}
 
     def _reports(self) -> dict[Place, TaskReport]:
-        found = {}
+        found, parts = {}, of_parts(self.connectors)
         for task, now in self.tasks().items():
-            for connector in self.connectors.values():
-                if not connector.has(task):
-                    continue
+            for connector in parts.get(task.subtopology, ()):
                 last = self.last_error(connector.name)
                 error, at_ms = (now.error, now.failed_ms) if now.error else last or ("", None)
                 found[connector.name, task] = TaskReport(
@@ -149,7 +148,7 @@ class ConnectorWatch:
                 self.turn()
                 away = False
             except EverflowError as error:
-                if not away:  # what is paused stays so
+                if not away and not self._stop.is_set():  # what is paused stays so
                     log.warning("The connector topic cannot be read or written now: %s", error)
                 away = True
             except Exception:  # a defect is no reason to stop what runs

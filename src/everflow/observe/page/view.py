@@ -20,6 +20,7 @@ from everflow.observe.observation import (
     DEAD,
     ENDING,
     Observation,
+    ObservedConnector,
     ObservedTask,
     blocked_partitions,
     identity_of,
@@ -565,9 +566,12 @@ def _connectors(facts: Facts, others: Sequence[OtherInstance], own: str) -> View
     """Of all instances that answer, as in `_lags`; a failing one first, then a paused one."""
     known = [(own or HERE, facts.seen)]
     known += [(other.host, other.facts.seen) for other in others if other.facts is not None]
+    of_name = defaultdict[str, list[tuple[str, ObservedConnector]]](list)
+    for place, seen in known:
+        for one in seen.connectors:
+            of_name[one.name].append((place, one))
     rows: list[View] = []
-    for name in sorted({one.name for _, seen in known for one in seen.connectors}):
-        found = [(host, one) for host, seen in known for one in seen.connectors if one.name == name]
+    for name, found in sorted(of_name.items()):
         states = Counter(state for _, one in found for state in one.tasks.values())
         lags = [one.lag for _, one in found]
         host, last = max(found, key=lambda each: each[1].failed_ms or 0)
