@@ -57,6 +57,12 @@ LEFT = {
 }
 REBALANCES = "kafka_consumer_coordinator_metrics_rebalance_total"
 
+CONNECTORS = {
+    "{{connector}} {{state}}": f"sum by (connector, state) (everflow_connector_tasks{WHERE})"
+}
+WAITING = {"{{connector}}": f"sum by (connector) (everflow_connector_lag{WHERE})"}
+CONNECTOR_ERRORS = "everflow_connector_errors_total"
+
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Is it well": (
         Panel("State", each(f"{STREAM}metrics_client_state", "client_id"), kind="stat", wide=6),
@@ -101,6 +107,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "s",
         ),
         Panel("Commits refused", rate("everflow_commits_refused_total", "cause", of="5m")),
+        Panel("Connectors: tasks by state", CONNECTORS),
+        Panel("Connectors: records that wait", WAITING),
+        Panel("Connectors: batches that failed", rate(CONNECTOR_ERRORS, "connector", of="5m")),
     ),
     "State": (
         Panel("Tasks by role and state", STATES),

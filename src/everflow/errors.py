@@ -21,11 +21,11 @@ class EverflowError(Exception):
 
     Attributes:
         code: stable identifier, kept over releases; safe to alert on.
-        sink: name of the sink outside Kafka that has raised it; empty: none.
+        connector: name of the connector (a sink outside Kafka) that raised it, else empty.
     """
 
     code = "EF-ERROR"
-    sink = ""
+    connector = ""
 
     def __init_subclass__(cls, *, code: str | None = None) -> None:
         """``code``: the class's own; left out, its base's."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -868,3 +869,56 @@ def test_a_thousand_members_and_ten_thousand_tasks() -> None:
     assert found.balanced_after_s < 60
     assert set(found.tasks_per_member.values()) == {9, 10}
     assert time.process_time() - began < 60
+
+
+# --- paused connectors (note 074) -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS[:4])
+def test_what_is_paused_stands_still_whatever_happens_and_loses_nothing(seed: int) -> None:
+    """Each instance knows of the pause before its first batch, as from the connector topic, and
+    takes a restart now and then; the other part goes on."""
+    settings = replace(
+        SMALL, subtopologies=(SimulatedSubTopology(4), SimulatedSubTopology(4, stateful=False))
+    )
+    random = Random(seed)
+    parts: frozenset[int] = frozenset()
+
+    def tell(group: Simulation) -> None:
+        for one in group.live():
+            one.pause.pause_connectors(frozenset(), parts)
+
+    with Simulation(settings, seed=seed) as group:
+        grown(group, 3)
+        inputs = [tp for task, tps in settings.tasks.items() if task.subtopology == 1 for tp in tps]
+        for _ in range(3):
+            parts = frozenset({1})
+            tell(group)
+            group.run_for(2_000)  # the batches in flight
+            before = {tp: group.log.decided[tp].offset for tp in inputs}
+            name = random.choice(sorted(one.name for one in group.live()))
+            (group.kill if random.random() < 0.5 else group.close_instance)(name)
+            group.run_for(random.uniform(0.0, 3_000.0))
+            while group.instances[name].process.alive:
+                group.run_for(500)
+            group.restart(name)
+            tell(group)
+            one = random.choice(group.live())
+            group.checks.disturbed(frozenset(settings.tasks))
+            one.loop.post(partial(one.manager.restart, frozenset(one.manager.running)))
+            group.settle(200_000)
+            progressed(group, settings, 0)
+            assert {tp: group.log.decided[tp].offset for tp in inputs} == before
+            group.checks.disturbed(frozenset(settings.tasks))
+            parts = frozenset()
+            tell(group)
+            group.settle(60_000)
+            group.require_progress(20_000)
+
+
+def progressed(group: Simulation, settings: SimulationSettings, part: int) -> None:
+    """Every task of the sub-topology gets on."""
+    inputs = [tp for task, tps in settings.tasks.items() if task.subtopology == part for tp in tps]
+    before = {tp: group.log.decided[tp].offset for tp in inputs}
+    group.run_for(20_000)
+    assert all(group.log.decided[tp].offset > before[tp] for tp in inputs), group.history.text(60)

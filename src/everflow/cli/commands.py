@@ -51,7 +51,7 @@ _ORDER = (
         "fleet",
         "scale",
     ),
-    *("produce", "consume", "reset", "state", "status", "tasks", "lag", "drain", "rack"),
+    *("produce", "consume", "reset", "state", "status", "tasks", "lag", "connect", "drain", "rack"),
     *("autoscale", "setup", "simulate"),
 )
 

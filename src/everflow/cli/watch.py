@@ -405,7 +405,7 @@ def _task_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         row["task"],
         row["role"],
-        row["state"],
+        "PAUSED" if row.get("paused") else row["state"],  # an older instance says nothing of it
         "?" if row["lag"] is None else f"{row['lag']:,}",
         f"{rate:,.{int(rate < 10)}f}/s" if rate else "",
         f"{row['remaining_s']:.0f} s" if row["remaining_s"] else "",

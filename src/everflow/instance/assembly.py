@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-from everflow.clock import Clock, on_thread
+from everflow import metrics as names
+from everflow.clock import Clock, Deadline, on_thread
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError, FatalError, RetriableError, SetupError
 from everflow.instance.client_state import ClientState
@@ -38,6 +39,7 @@ from everflow.instance.tasks.task import ActiveTask, TaskStore
 from everflow.instance.thread.failure_text import ending
 from everflow.instance.thread.stream_thread import OpenJob, ThreadSettings
 from everflow.instance.thread.worker_processes import is_worker, kill_and_wait
+from everflow.instance.topics.connector_watch import ConnectorWatch, TaskNow
 from everflow.instance.topics.end_offsets import EndOffsets, EndSums, PartitionRacks, ShrunkLogs
 from everflow.instance.topics.internal_topics import TopicChanges, TopicWatch
 from everflow.instance.topics.switch_watch import SwitchWatch
@@ -59,11 +61,12 @@ from everflow.memory import SpareMemory, trim_of_libc
 from everflow.protocol.messages import FILLED, WorkerClients, mark_in
 from everflow.rebalances import RebalanceBook
 from everflow.records import CommittedOffset, Offsets, TaskId, TopicPartition
-from everflow.retry import StoppedError
+from everflow.retry import StoppedError, retrying
 from everflow.state.left_out import Chunk, PlacedChunk, as_processed
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
+from everflow.topology.connectors import Record, Row, connector_topic, connectors, facts_of
 from everflow.topology.idle_sources import program_times
 from everflow.topology.patterns import TopicGrowth, growth, pattern_sources, why_not_grown
 from everflow.topology.store_layouts import serde_words
@@ -371,6 +374,7 @@ class ClusterPorts:
         self._maintenance: StateMaintenance
         self._watch: TopicWatch
         self._switch: SwitchWatch | None = None
+        self._connectors: ConnectorWatch | None = None
         self._marked: list[TopicPartition] = []
         self._topics: TopicChanges
         self._member: GroupMember
@@ -708,6 +712,67 @@ class ClusterPorts:
             self._clock,
             Extension(instance=instance, ports=self).check,
         )
+        self._connectors = self._followed_connectors(instance)
+        if self._connectors is not None:
+            limit = Deadline(self._clock, self._config.task_timeout_ms)
+            what = "reading the connector topic"
+            retrying(
+                self._connectors.begin, what, clock=self._clock, deadline=limit, stop=instance.stop
+            )
+
+    # --- connectors (note 074) --------------------------------------------------------------------
+
+    def _followed_connectors(self, instance: Instance) -> ConnectorWatch | None:
+        config, blueprint = self._config, self._dependencies.blueprint
+        subs = cut(blueprint.topology)
+        found = connectors(subs)
+        if not found:
+            return None
+        log_of = TopicPartition(connector_topic(config.application_id), 0)
+
+        def read(position: int) -> Sequence[Row]:
+            end = self._admin.end_offsets([log_of], "read_committed")[log_of]
+            if end == position:
+                return ()
+            start = self._admin.list_offsets([log_of], "earliest", "read_uncommitted")[log_of]
+            begin = max(start, position) if position < end else start
+            with LogReader(self._dependencies.reader) as reader:
+                chunks = reader.read(log_of, begin, end)
+                rows = [row for chunk in chunks for row in chunk.rows(headers=False)]
+            return [(offset, key, value) for offset, _, key, value, _ in rows]
+
+        writer = RecordWriter(config.producer(), None)
+        self._opened.callback(writer.close)
+
+        def write(records: Sequence[Record]) -> None:
+            keys, values = zip(*records, strict=True)
+            writer.begin()
+            writer.write(log_of.topic, keys, values, [self._clock.now_ms()] * len(keys), 0)
+            writer.flush(WATCH_REQUEST_S)
+
+        def tasks() -> Mapping[TaskId, TaskNow]:
+            return {
+                task: TaskNow(state) if why is None else TaskNow(state, why.text, why.since_ms)
+                for task, (state, why) in instance.connector_tasks().items()
+            }
+
+        def last_error(name: str) -> tuple[str, int] | None:
+            text = instance.metrics.notes(names.CONNECTOR_ERRORS).get((name,))
+            at_ms = instance.metrics.series().get(names.CONNECTOR_FAILED, {}).get((name,))
+            return None if text is None or at_ms is None else (text, int(at_ms))
+
+        return ConnectorWatch(
+            connectors=found,
+            facts=facts_of(found, subs, config.application_id, blueprint.number_of_tasks),
+            read=read,
+            write=write,
+            restart=instance.restart,
+            tasks=tasks,
+            last_error=last_error,
+            pause=instance.pause.pause_connectors,
+            clock=self._clock,
+            instance=client_id(config, self._directory.process_id),
+        )
 
     # --- topics that come while it runs (`Extension`) ---------------------------------------------
 
@@ -816,6 +881,8 @@ class ClusterPorts:
 
     def begin(self) -> None:
         self._watch.start()
+        if self._connectors is not None:
+            self._connectors.start()
         if self._switch is not None:
             self._switch.start()
 
@@ -829,6 +896,8 @@ class ClusterPorts:
         self._watch.close()
         if self._switch is not None:
             self._switch.close()
+        if self._connectors is not None:
+            self._connectors.close()
         self._end_sums.close()
 
     def close_stores(self, stores: Iterable[TaskStore]) -> None:

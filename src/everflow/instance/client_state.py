@@ -100,19 +100,30 @@ _POLL_S = 0.1
 
 
 class Pause:
-    """Whether an instance is paused (KIP-834), also through rebalances. Safe from any thread."""
+    """Whether an instance is paused (KIP-834), also through rebalances; and which connectors are,
+    with the ``parts`` whose tasks do not run: sub-topologies (note 074). Safe from any thread."""
 
     def __init__(self) -> None:
+        self.connectors: frozenset[str] = frozenset()
+        self.parts: frozenset[int] = frozenset()
         self._resumed = threading.Event()
         self._resumed.set()
         self.wakes: list[threading.Event] = []
-        """Set on `resume`: threads that wait for other events while they are paused."""
+        """Set on `resume` and `pause_connectors`: threads that wait for other events meanwhile."""
 
     def pause(self) -> None:
         self._resumed.clear()
 
+    def pause_connectors(self, names: frozenset[str], parts: frozenset[int]) -> None:
+        """These, in place of earlier ones."""
+        self.connectors, self.parts = names, parts
+        self._wake_all()
+
     def resume(self) -> None:
         self._resumed.set()
+        self._wake_all()
+
+    def _wake_all(self) -> None:
         for wake in list(self.wakes):
             wake.set()
 

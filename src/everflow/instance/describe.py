@@ -36,7 +36,8 @@ class TaskStatus:
     records not processed yet, else the changelog offsets that its replica lacks; None: not known
     yet. ``rate``: records/s that the replica reads. ``remaining_s``: seconds until the replica is
     complete at that rate; None: not known, 0: complete. ``copied``: offsets that the replica has;
-    None for a running active task. ``trouble``: why the task makes no progress; None if it does."""
+    None for a running active task. ``trouble``: why the task makes no progress; None if it does.
+    ``paused``: a connector of the task is paused, so it does not run."""
 
     role: TaskRole
     state: TaskState
@@ -45,6 +46,7 @@ class TaskStatus:
     remaining_s: float | None = None
     copied: int | None = None
     trouble: Trouble | None = None
+    paused: bool = False
 
 
 def statuses(
@@ -57,6 +59,7 @@ def statuses(
     handing_over: Collection[TaskId] = (),
     troubles: Mapping[TaskId, Trouble] | None = None,
     stalled_copies: Mapping[TaskId, TaskRole] | None = None,
+    paused: Collection[TaskId] = (),
 ) -> dict[TaskId, TaskStatus]:
     """All tasks by id. ``owned``: what the group wants active here; ``ends``: of input partitions;
     ``handing_over``: revoked, not released yet; ``stalled_copies`` may not be open yet."""
@@ -92,7 +95,13 @@ def statuses(
         known = all(tp in ends for tp in positions)
         lag = sum(max(0, ends[tp] - offset) for tp, offset in positions.items()) if known else None
         why = troubled.get(task.id)
-        found[task.id] = active(state=task.state, lag=lag, remaining_s=0.0, trouble=why)
+        found[task.id] = active(
+            state=task.state,
+            lag=lag,
+            remaining_s=0.0,
+            trouble=why,
+            paused=task.id in paused,
+        )
     return dict(sorted(found.items()))
 
 
@@ -112,8 +121,9 @@ def _restoring(stores: Sequence[RestoreProgress]) -> TaskStatus:
 
 
 def input_lag(tasks: Iterable[TaskStatus]) -> float:
-    """Input records that wait for active tasks; NaN if one does not run or has no known ends."""
-    active = [task for task in tasks if task.role is TaskRole.ACTIVE]
+    """Input records that wait for active tasks; NaN if one does not run or has no known ends. Those
+    of paused tasks wait by somebody's wish, and do not count."""
+    active = [task for task in tasks if task.role is TaskRole.ACTIVE and not task.paused]
     ours = [task for task in active if task.state is not TaskState.SUSPENDED]
     if any(task.state is not TaskState.RUNNING or task.lag is None for task in ours):
         return math.nan
@@ -130,11 +140,12 @@ def copies_metrics(followed: Mapping[TaskId, FollowedTask]) -> dict[str, float]:
     }
 
 
-ROLES = ("active", "failing", "starting", "restoring", "leaving", "standby", "warm-up")
-ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = ROLES
+ROLES = ("active", "failing", "paused", "starting", "restoring", "leaving", "standby", "warm-up")
+ACTIVE, FAILING, PAUSED, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = ROLES
 """The roles that operators see: an active task that cannot process yet is restoring, or starting
 while it waits for its stream thread; leaving while it is handed over."""
 _SHOWN = {TaskState.RUNNING: ACTIVE, TaskState.RESTORING: RESTORING, TaskState.SUSPENDED: LEAVING}
+_WORST_FIRST = (FAILING, RESTORING, STARTING, LEAVING, PAUSED, WARM_UP, ACTIVE, STANDBY)
 _ROWS_SHOWN = 12
 _TROUBLE_WIDTH = 120
 
@@ -142,6 +153,8 @@ _TROUBLE_WIDTH = 120
 def role_of(status: TaskStatus) -> str:
     if status.trouble is not None:
         return FAILING
+    if status.paused:
+        return PAUSED
     if status.role is not TaskRole.ACTIVE:
         return str(status.role.value)
     return _SHOWN.get(status.state, STARTING)
@@ -201,7 +214,7 @@ def duration(seconds: float) -> str:
 
 def task_lines(tasks: Mapping[TaskId, TaskStatus]) -> list[str]:
     """A line for each task, restoring and failing ones first; at most a dozen."""
-    order = {FAILING: 0, RESTORING: 1, STARTING: 2, LEAVING: 3, WARM_UP: 4, ACTIVE: 5, STANDBY: 6}
+    order = dict(zip(_WORST_FIRST, range(len(ROLES)), strict=True))
     ranked = sorted(tasks.items(), key=lambda item: (order[role_of(item[1])], item[0]))
     shown = ranked[:_ROWS_SHOWN]
     lines = [f"{task!s:>6}  {role_of(one):<9}  {_figures(one)}" for task, one in shown]
@@ -210,7 +223,7 @@ def task_lines(tasks: Mapping[TaskId, TaskStatus]) -> list[str]:
 
 
 def _figures(status: TaskStatus) -> str:
-    if role_of(status) in (ACTIVE, STARTING, LEAVING):
+    if role_of(status) in (ACTIVE, PAUSED, STARTING, LEAVING):
         return "" if status.lag is None else f"lag {status.lag:,}"
     return trouble(status.trouble) if status.trouble is not None else progress([status])
 

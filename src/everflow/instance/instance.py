@@ -30,7 +30,7 @@ from everflow.instance.start_up import START_METADATA, WARM_UP_WAIT_S, await_war
 from everflow.instance.tasks.recovery import ATTEMPT_MS, CommittedLowerBounds, Recovery
 from everflow.instance.tasks.task import ActiveTask, TaskState, TaskStore, TaskTimeouts, fitted
 from everflow.instance.tasks.task_manager import TaskManager, TaskServices
-from everflow.instance.thread.retry_policy import Replacements
+from everflow.instance.thread.retry_policy import Replacements, Trouble
 from everflow.instance.thread.stream_thread import (
     OpenJob,
     StreamThread,
@@ -55,6 +55,7 @@ from everflow.protocol.messages import format_metadata
 from everflow.rebalances import RebalanceBook
 from everflow.records import Offsets, TaskId, TopicPartition
 from everflow.retry import attempting, quietly, retrying
+from everflow.topology.connectors import FAILED, PAUSED, RESTARTING, RESTORING, RUNNING
 from everflow.topology.patterns import TopicGrowth
 
 log = logging.getLogger("everflow")
@@ -270,6 +271,35 @@ class Instance:
     def running_tasks(self) -> list[ActiveTask]:
         return [task for task in self.all_tasks() if task.state is TaskState.RUNNING]
 
+    def restart(self, chosen: Callable[[TaskId], bool], only_failed: bool) -> None:
+        """Restart running tasks (note 074); returns once they are on their way. Any thread but the
+        loop's. ``only_failed``: of those that are in trouble."""
+
+        def run() -> None:
+            troubled = {task for thread in self.threads for task in thread.troubles()}
+            running = {task for task in self.manager.running if chosen(task)}
+            self.manager.restart(running & troubled if only_failed else running)
+
+        self.thread_count.on_loop(run)
+
+    def connector_tasks(self) -> dict[TaskId, tuple[str, Trouble | None]]:
+        """The state of each active task, as a connector's task, and why it fails; any thread."""
+        restarting = set(self.manager.restarting)
+        found: dict[TaskId, tuple[str, Trouble | None]] = {
+            task: (RESTARTING if task in restarting else RESTORING, None)
+            for task in self.book.owned()
+        }
+        for thread in list(self.threads):
+            troubles, paused = thread.troubles(), thread.paused_tasks
+            for task in thread.all_tasks():
+                why = troubles.get(task.id)
+                state = PAUSED if task.id in paused else FAILED if why is not None else None
+                if state is None and task.state is TaskState.RUNNING:
+                    state = RUNNING
+                if task.id not in restarting and state is not None:
+                    found[task.id] = (state, None if state is PAUSED else why)
+        return found
+
     def running_positions(self) -> dict[TopicPartition, int]:
         found = [dict(task.positions) for task in self.running_tasks()]
         return {tp: offset for positions in found for tp, offset in positions.items()}
@@ -299,6 +329,7 @@ class Instance:
             progressed=self.rebalances.committed,
             on_warm=lambda: self.loop.post(self._update_state),
             paused=lambda: self.pause.paused or not self.global_tables.filled,
+            paused_parts=lambda: self.pause.parts,
             give_back=lambda tasks, why: self.loop.post(
                 lambda: self.manager.recovery_failed(tasks, why)
             ),
@@ -477,7 +508,7 @@ class ThreadCount:
             if not opened:
                 return None
             (thread,) = opened
-            self._on_loop(lambda: self._joined(thread))
+            self.on_loop(lambda: self._joined(thread))
             if thread not in self._threads:  # the instance ends
                 thread.stop()
                 return None
@@ -497,7 +528,7 @@ class ThreadCount:
             empty = [threading.Event() for _ in going]
             try:
                 warmed()
-                self._on_loop(lambda: self._exchange(fresh, before, empty))
+                self.on_loop(lambda: self._exchange(fresh, before, empty))
             finally:
                 if fresh[0] not in self._threads:
                     _stop(fresh)
@@ -506,7 +537,7 @@ class ThreadCount:
             for thread, emptied in zip(going, empty, strict=True):
                 if self._wait(emptied, None):
                     self._end(thread)
-            self._on_loop(lambda: self._all_left(going))
+            self.on_loop(lambda: self._all_left(going))
             return True
 
     def _opened(self, count: int) -> list[StreamThread]:
@@ -539,13 +570,13 @@ class ThreadCount:
                 if not self.may_change:
                     return None
                 self._instance.member.set_threads(len(self._threads))
-                self._on_loop(lambda: self._instance.manager.deal_without(frozenset()))
+                self.on_loop(lambda: self._instance.manager.deal_without(frozenset()))
                 raise TaskTimeoutError(
                     f"{thread.name} did not give its tasks up within {timeout_s:g} s: a batch is "
                     f"still in flight. It stays."
                 )
             self._end(thread)
-            self._on_loop(lambda: self._all_left([thread]))
+            self.on_loop(lambda: self._all_left([thread]))
             return thread.name
 
     def _end(self, thread: StreamThread) -> None:
@@ -585,7 +616,7 @@ class ThreadCount:
 
     # ---------------------------------------------------------------------------------------------
 
-    def _on_loop(self, change: Callable[[], None]) -> None:
+    def on_loop(self, change: Callable[[], None]) -> None:
         done = threading.Event()
 
         def run() -> None:

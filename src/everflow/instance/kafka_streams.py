@@ -229,6 +229,7 @@ class KafkaStreams(InteractiveQueries, Telling):
             handing_over=instance.manager.handing_over(),
             troubles=troubles,
             stalled_copies={task: copy.role for task, copy in copies.items()},
+            paused=frozenset().union(*(thread.paused_tasks for thread in list(instance.threads))),
         )
 
     def metrics(self) -> dict[str, float | str]:

@@ -9,7 +9,7 @@ import shutil
 import ssl
 import sys
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -43,11 +43,12 @@ from everflow.kafka.dead_letters import (
     tallied,
 )
 from everflow.logs import counted, rebalance_log
-from everflow.metrics import Metrics
+from everflow.metrics import Labels, Metrics
 from everflow.observe.desired_instances import DesiredInstances, Load, ScalingRules
 from everflow.observe.observation import (
     DiskSpace,
     Observation,
+    ObservedConnector,
     ObservedHost,
     ObservedStore,
     ObservedTask,
@@ -67,6 +68,7 @@ from everflow.observe.page.routes import (
 from everflow.observe.page.view import with_rates
 from everflow.rebalances import Rebalance
 from everflow.records import Offsets, TaskId, TopicPartition
+from everflow.topology.connectors import Connector, connectors
 from everflow.topology.describe import drawing_json, execution_paths
 from everflow.topology.plan import plan
 from everflow.topology.program import Topology
@@ -245,6 +247,7 @@ class Observer:
     clock: Clock
     subject: Observation
     folder: Path | None = None
+    connectors: Mapping[str, Connector] = field(default_factory=dict)
     count_members: Callable[[], int] = lambda: 0
     members: int | None = None
     address: str | None = None
@@ -340,6 +343,9 @@ class Observer:
             samples=self.raw.notes(names.LEFT_OUT),
             misplaced_keys={t: line for (t,), line in self.raw.notes(names.KEYS_MISPLACED).items()},
             lags=_lags(instance),
+            connectors=_connectors(
+                self.connectors, statuses, instance, self.raw.series(), self.raw.notes
+            ),
             members=self.members,
             desired_instances=self._desired.instances,
             hosts=_hosts(instance),
@@ -439,12 +445,53 @@ def _tasks(
             copied=status.copied,
             thread=threads.get(task),
             trouble="" if status.trouble is None else trouble(status.trouble),
+            paused=status.paused,
             stores=[
                 ObservedStore(name=one.name, bytes=_size(one.path)) for one in stores.get(task, ())
             ],
         )
         for task, status in statuses.items()
     ]
+
+
+def _connectors(
+    found: Mapping[str, Connector],
+    statuses: Mapping[TaskId, TaskStatus],
+    instance: Instance | None,
+    series: Mapping[str, Mapping[Labels, float]],
+    notes: Callable[[str], Mapping[Labels, str]],
+) -> Sequence[ObservedConnector]:
+    if not found:
+        return ()
+    tasks = defaultdict[int, dict[TaskId, str]](dict)
+    for task, (state, _) in ({} if instance is None else instance.connector_tasks()).items():
+        tasks[task.subtopology][task] = state
+    paused = frozenset[str]() if instance is None else instance.pause.connectors
+    rows, errors, failed = (
+        series.get(name, {})
+        for name in (names.CONNECTOR_ROWS, names.CONNECTOR_ERRORS, names.CONNECTOR_FAILED)
+    )
+    said = notes(names.CONNECTOR_ERRORS)
+    observed = []
+    for name, one in found.items():
+        here = {task: st for part in one.subtopologies for task, st in tasks[part].items()}
+        lags = [statuses[task].lag if task in statuses else None for task in here]
+        failed_ms = failed.get((name,))
+        observed.append(
+            ObservedConnector(
+                name=name,
+                kind=one.kind,
+                what=one.what,
+                paused=name in paused,
+                tasks={str(task): state for task, state in sorted(here.items())},
+                lag=None if None in lags else sum(lag or 0 for lag in lags),
+                rows=rows.get((name,), 0.0),
+                errors=errors.get((name,), 0.0),
+                error=said.get((name,), ""),
+                failed_ms=None if failed_ms is None else int(failed_ms),
+            )
+        )
+    return observed
 
 
 def _hosts(instance: Instance | None) -> Sequence[ObservedHost]:
@@ -548,6 +595,7 @@ def observed(
         ),
         subject=subject_of(config, topology, process_id, clock.now_ms()),
         folder=Path(config.state_dir).expanduser(),
+        connectors=connectors(cut(topology)),
     )
     opened.callback(observer.stop)
     observer.start()

@@ -39,6 +39,7 @@ from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying, waiting
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.compatibility import layouts_to_keep, require_read, require_readable, retyped
+from everflow.topology.connectors import TOPIC_CONFIG, connector_topic, connectors
 from everflow.topology.graph import FunctionNode, Graph, SourceNode, extractor_named
 from everflow.topology.grown_topics import grown_topics, misfits, read_before, with_shares
 from everflow.topology.idle_sources import bytes_for_layouts, require_metadata_fits
@@ -262,6 +263,7 @@ class ClusterTopics:
             )
         self._require_positions(subs, existing, counts)
         kept = self._prepare_internal(topology, needed, inputs, ids)
+        self._prepare_connectors(subs)
         for name in ids.recreated:
             log.warning(
                 "Topic %s was deleted and created again while the application was stopped (topic "
@@ -390,6 +392,13 @@ class ClusterTopics:
         ]
         create_new = self._config.create_new_topics
         return prepare(self, name, specs, inputs, ids=ids, create_new=create_new)
+
+    def _prepare_connectors(self, subs: SubTopologies) -> None:
+        """The topic that says which of them are paused (note 074); it may come at a later start."""
+        topic = connector_topic(self._config.application_id)
+        if connectors(subs) and not self._admin.describe_topics([topic]):
+            wanted = {topic: (1, TOPIC_CONFIG)}
+            self._admin.create_topics(wanted, self._config.replication_factor)
 
     def _committed(
         self, partitions: Sequence[TopicPartition]

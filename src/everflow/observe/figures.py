@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import pkgutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -101,6 +102,15 @@ _READ: Mapping[str, Read] = {
     "warm-up running": _count("warm-up", "RUNNING"),
     "lags": lambda seen: [
         ((topic, str(partition)), lag) for (topic, partition), lag in seen.lags.items()
+    ],
+    "connectors paused": lambda seen: [((one.name,), float(one.paused)) for one in seen.connectors],
+    "connector tasks": lambda seen: [
+        ((one.name, state), count)
+        for one in seen.connectors
+        for state, count in Counter(one.tasks.values()).items()
+    ],
+    "connector lag": lambda seen: [
+        ((one.name,), one.lag) for one in seen.connectors if one.lag is not None
     ],
     "lag": _one(lambda seen: seen.counters.get(names.LAG, math.nan)),
 }

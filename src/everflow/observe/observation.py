@@ -40,7 +40,8 @@ class ObservedStore:
 class ObservedTask:
     """As `describe.TaskStatus` has it; ``thread`` None: on none. Of a running active task ``rate``
     is what it processes, ``remaining_s`` until nothing waits (None: not known, or more waits than
-    before), ``copied`` None; else of ``copied + lag`` offsets those that its copy has."""
+    before), ``copied`` None; else of ``copied + lag`` offsets those that its copy has. ``paused``:
+    a connector of it is."""
 
     task: str
     role: str
@@ -52,6 +53,26 @@ class ObservedTask:
     thread: int | None = None
     trouble: str = ""
     stores: Sequence[ObservedStore] = ()
+    paused: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedConnector:
+    """A sink outside Kafka (note 074). ``paused``: by a user's wish, as this instance knows it;
+    ``tasks``: task -> state, of those here; ``lag``: records that wait for them, None: not known;
+    ``rows``: given to it since the start, and ``errors``: batches that failed in it, of which
+    ``error`` is the last, at ``failed_ms`` (epoch)."""
+
+    name: str
+    kind: str
+    what: str
+    paused: bool = False
+    tasks: Mapping[str, str] = field(default_factory=dict)
+    lag: int | None = None
+    rows: float = 0.0
+    errors: float = 0.0
+    error: str = ""
+    failed_ms: int | None = None
 
 
 class DiskSpace(NamedTuple):
@@ -115,6 +136,7 @@ class Observation:
         stable_lags: (topic, partition) -> what an open transaction blocks of tasks' inputs.
         answer_age_s: how old the brokers' answer for both is; None: there is none yet.
         disk: the one of the state folder; None: not known.
+        connectors: all of the program.
     """
 
     application_id: str
@@ -145,6 +167,7 @@ class Observation:
     stable_lags: Mapping[tuple[str, int], StableLag] = field(default_factory=dict)
     answer_age_s: float | None = None
     disk: DiskSpace | None = None
+    connectors: Sequence[ObservedConnector] = ()
 
     @property
     def preparing(self) -> str:
@@ -270,7 +293,8 @@ def _thread(seen: Observation, number: int) -> dict[str, Any]:
 
 LONGEST = 2_000
 """Characters of a text that another instance says."""
-_TASK = ("task", "role", "state", "lag", "rate", "remaining_s", "copied", "trouble")
+_TASK = ("task", "role", "state", "lag", "rate", "remaining_s", "copied", "trouble", "paused")
+_CONNECTOR = ("name", "kind", "what", "paused", "lag", "rows", "errors", "error", "failed_ms")
 _THREAD = ("number", "alive", "tasks", "busy", "trouble", "warm")
 
 
@@ -314,6 +338,7 @@ def status_of(seen: Observation) -> dict[str, Any]:
         "transactions": transactions(seen),
         "disk": None if seen.disk is None else seen.disk._asdict(),
         "tasks": [asdict(task) for task in seen.tasks],
+        "connectors": [asdict(one) for one in seen.connectors],
     }
 
 
@@ -355,7 +380,17 @@ def observation_in(status: Any) -> Observation:
                 ObservedThread(**_part({"warm": True, **one}, ObservedThread, _THREAD))
                 for one in status["threads"]
             ],
-            tasks=[ObservedTask(**_part(one, ObservedTask, _TASK)) for one in status["tasks"]],
+            tasks=[
+                ObservedTask(**_part({"paused": False, **one}, ObservedTask, _TASK))
+                for one in status["tasks"]
+            ],
+            connectors=[
+                ObservedConnector(
+                    **_part(one, ObservedConnector, _CONNECTOR),
+                    tasks={str(task): str(state) for task, state in one["tasks"].items()},
+                )
+                for one in status.get("connectors", ())
+            ],
             counters=counters,
             lags={
                 (str(one["topic"]), int(one["partition"])): int(one["lag"])

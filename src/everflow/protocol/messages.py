@@ -211,9 +211,9 @@ class Sent(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows, and their Arrow bytes, that a sink outside Kafka has; ``ms`` that its call took."""
+    """Rows, and their Arrow bytes, that a connector was given; ``ms`` that its call took."""
 
-    sink: str
+    connector: str
     rows: int
     bytes: int
     ms: float
@@ -238,7 +238,8 @@ class LetterGroup(NamedTuple):
 
 
 class BatchFigures(NamedTuple):
-    """The metrics of a committed micro-batch for `/metrics`, besides its counts."""
+    """The metrics of a committed micro-batch for `/metrics`, besides its counts. ``rows``: by
+    connector, those that it was given."""
 
     ages: Sequence[Ages] = ()
     sent: Sequence[Sent] = ()
@@ -400,7 +401,7 @@ class BatchFailure:
         line: the innermost line of the user's program that was running.
         where: ``file:line`` of the operator that failed, or of each that may have.
         details: stack and whatever else there is, for the log at DEBUG.
-        sink: the one outside Kafka that has raised it; empty: none.
+        connector: the one that failed, if one did.
     """
 
     kind: str
@@ -416,7 +417,7 @@ class BatchFailure:
     partitions: tuple[TopicPartition, ...] = ()
     entry: BadEntry | None = None
     also: tuple[BatchFailure, ...] = ()
-    sink: str = ""
+    connector: str = ""
 
     KINDS: ClassVar[Mapping[str, str]] = {
         "record": "the user's code cannot take a record",

@@ -17,7 +17,7 @@ from everflow.sinks.batch import RefusedRows, SinkAhead, SinkBatch
 from everflow.topology.graph import WriteNode
 from everflow.topology.sources import sources_of_logs
 from everflow.worker.crash_points import SINK_PARTLY, SINK_WRITTEN
-from everflow.worker.failures import Failures, RecordFailure, Sources, of_sink
+from everflow.worker.failures import Failures, RecordFailure, Sources, of_connector
 from everflow.worker.task_step import GivenRows, StepResult
 
 
@@ -81,17 +81,17 @@ def _write(
         Failures(op, sources, rows, every=True).raise_of(refused.rows, PRODUCTION)
     except RetriableError as error:
         away = RetriableError(f"Sink {op.name}: {error}", inputs)
-        raise of_sink(away, op.name) from error
+        raise of_connector(away, op.name) from error
     except EverflowError as error:
-        of_sink(error, op.name)
+        of_connector(error, op.name)
         raise
     except BaseException as error:
         require_users(error)
         if is_outage(error):
             away = RetriableError(f"Sink {op.name} does not answer: {error}", inputs)
-            raise of_sink(away, op.name) from error
+            raise of_connector(away, op.name) from error
         failed = RecordFailure(None, op.where, error, stage=PRODUCTION)
-        raise of_sink(failed, op.name) from error
+        raise of_connector(failed, op.name) from error
 
 
 def rows_of(node: WriteNode, batch: EdgeBatch, sources: Sources) -> pa.Table:

@@ -347,15 +347,15 @@ def failure_of(error: Exception) -> BatchFailure:
         details=details,
         partitions=tuple(sorted(error.partitions)) if isinstance(error, RetriableError) else (),
         entry=BadEntry.of(error) if isinstance(error, DamagedEntryError) else None,
-        sink=error.sink if isinstance(error, EverflowError) else "",
+        connector=error.connector if isinstance(error, EverflowError) else "",
     )
 
 
-def of_sink(error: EverflowError, sink: str) -> EverflowError:
-    """The same error, which says which sink has raised it."""
+def of_connector(error: EverflowError, connector: str) -> EverflowError:
+    """The same error, which says which connector has raised it."""
     if isinstance(error, RecordFailure):
-        error.failure = replace(error.failure, sink=sink)
-    error.sink = sink
+        error.failure = replace(error.failure, connector=connector)
+    error.connector = connector
     return error
 
 

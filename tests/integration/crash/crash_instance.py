@@ -55,13 +55,18 @@ class Application:
     """Records that others wrote to the topic of copies."""
     process: subprocess.Popen[bytes] | None = None
     _family: list[psutil.Process] = field(default_factory=list)
+    _before: int = 0
+    """States said by earlier processes."""
 
     def __post_init__(self) -> None:
         self.points.mkdir(parents=True)
         self.admin = ClusterAdmin({"bootstrap.servers": self.broker.bootstrap_servers})
         self.cluster = Cluster(self.broker.bootstrap_servers, self.name)
-        for topic in (input_topic(self.name), copies_topic(self.name), counts_topic(self.name)):
-            self.broker.create_topic(topic, PARTITIONS)
+        topics = (input_topic(self.name), copies_topic(self.name), counts_topic(self.name))
+        there = self.admin.describe_topics(topics)  # of another instance of the application
+        for topic in topics:
+            if topic not in there:
+                self.broker.create_topic(topic, PARTITIONS)
 
     # --- places ----------------------------------------------------------------------------------
 
@@ -94,10 +99,14 @@ class Application:
 
     def start(self, **settings: Any) -> None:
         self.launch(**settings)
+        self.await_running()
+
+    def await_running(self) -> None:
+        """Since its launch."""
         assert self.process is not None
-        process, before = self.process, self._states()
+        process = self.process
         wait_until(
-            lambda: process.poll() is not None or "RUNNING" in self._states()[len(before) :],
+            lambda: process.poll() is not None or "RUNNING" in self._states()[self._before :],
             READY_S,
             "the instance to run",
             self.history,
@@ -119,6 +128,7 @@ class Application:
             **self.settings,
             **settings,
         }
+        self._before = len(self._states())
         environment = {**os.environ, ENVIRONMENT_VARIABLE: str(self.points)}
         command = [
             sys.executable,

@@ -137,8 +137,41 @@ def slow_splits(application: str) -> StreamsBuilder:
     return builder
 
 
+DOWN = "down"
+"""While a file of this name is in the folder, the sink ``moody`` is down."""
+
+
+def sinks_apart(application: str) -> StreamsBuilder:
+    """Two sinks of functions (note 074): ``steady`` in the tasks that read the input, and ``moody``
+    in tasks of its own."""
+    builder = StreamsBuilder()
+    records = builder.stream(input_topic(application), key=serdes.string(), value=serdes.string())
+    records.to(copies_topic(application))
+    folder = os.environ[ROWS]
+
+    def steady(rows: pa.Table) -> None:
+        append(rows, os.path.join(folder, "steady"))
+
+    def moody(rows: pa.Table) -> None:
+        if os.path.exists(os.path.join(folder, DOWN)):
+            raise ConnectionError("the moody one is down")
+        append(rows, os.path.join(folder, "moody"))
+
+    records.for_each_batch(steady, name="steady")
+    records.repartition(name="apart").for_each_batch(moody, name="moody")
+    return builder
+
+
+def append(rows: pa.Table, path: str) -> None:
+    """Lines of key, value, and the process that wrote them: one call of `write`."""
+    pairs = zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True)
+    with open(path, "a") as file:
+        file.write("".join(f"{key} {value} {os.getpid()}\n" for key, value in pairs))
+
+
 PROGRAMS = {
     "slow-splits": slow_splits,
+    "sinks-apart": sinks_apart,
     "counts-and-copies": counts_and_copies,
     "shared-store": shared_store,
     "rows-outside": rows_outside,

@@ -8,6 +8,7 @@ from everflow.metrics import Seen
 from everflow.observe.observation import (
     DiskSpace,
     Observation,
+    ObservedConnector,
     ObservedStore,
     ObservedTask,
     ObservedThread,
@@ -28,6 +29,18 @@ RESTORING = ObservedTask(task="1_1", role="active", state="RESTORING", lag=70, r
 STANDBY = ObservedTask(task="1_2", role="standby", state="RUNNING", lag=9)
 WARMUP = ObservedTask(task="1_3", role="warm-up", state="RUNNING", lag=None)
 GLOBAL = ObservedTask(task="2_0", role="global", state="RUNNING", lag=0)
+LAKE = ObservedConnector(
+    name="lake",
+    kind="sink",
+    what="DeltaSink",
+    paused=True,
+    tasks={"1_0": "FAILED", "1_1": "PAUSED"},
+    lag=73,
+    rows=500.0,
+    errors=2.0,
+    error="Sink lake: no answer at app.py:9",
+    failed_ms=1_789_999_990_000,
+)
 FULL = Observation(
     application_id="orders",
     client_id="orders-1",
@@ -55,10 +68,10 @@ FULL = Observation(
         names.LEFT_OUT: {("ValueError", "by-item", "in"): 2},
         names.SENT: {("out", "results"): 7},
         names.SENT_BYTES: {("out", "results"): 700},
-        names.SINK_ROWS: {("lake",): 11},
-        names.SINK_BYTES: {("lake",): 1_100},
-        names.SINK_SECONDS: {("lake",): 1.25},
-        names.SINK_ERRORS: {("lake",): 2},
+        names.CONNECTOR_ROWS: {("lake",): 11},
+        names.CONNECTOR_BYTES: {("lake",): 1_100},
+        names.CONNECTOR_SECONDS: {("lake",): 1.25},
+        names.CONNECTOR_ERRORS: {("lake",): 2},
         names.STORE_PUTS: {("1_0", "counts"): 8},
     },
     recent={
@@ -78,6 +91,7 @@ FULL = Observation(
     application_tasks=4,
     desired_instances=3,
     disk=DiskSpace(1_000_000, 250_000),
+    connectors=[LAKE],
 )
 WHOLE = replace(FULL, tasks=[ACTIVE, STANDBY])
 

@@ -36,7 +36,7 @@ from everflow.observe.observation import (
 from everflow.observe.otlp import OtlpExport
 from everflow.observe.page.view import with_rates
 from everflow.testing import wait_until
-from unit.observe.observations import ACTIVE, FULL, RESTORING, STANDBY, changed
+from unit.observe.observations import ACTIVE, FULL, LAKE, RESTORING, STANDBY, changed
 from unit.observe.page.page_facts import counted, facts
 
 
@@ -372,6 +372,23 @@ def test_labels_and_values() -> None:
     assert found["everflow_store_bytes", ("1_0", "active", "counts")] == 4096
     assert found["everflow_info", ("0123456789abcdef", "1.0", "app.py:3", "orders")] == 1
     assert found["everflow_desired_instances", ()] == 3
+
+
+def test_connectors_by_state() -> None:
+    found = samples(FULL)
+    assert found["everflow_connector_paused", ("lake",)] == 1
+    assert found["everflow_connector_tasks", ("FAILED", "lake")] == 1
+    assert found["everflow_connector_tasks", ("PAUSED", "lake")] == 1
+    assert found["everflow_connector_lag", ("lake",)] == 73
+    assert found["everflow_connector_rows_total", ("lake",)] == 500
+    assert found["everflow_connector_errors_total", ("lake",)] == 2
+
+
+def test_another_instance_tells_of_its_connectors() -> None:
+    status = status_of(FULL)
+    assert observation_in(status).connectors == [LAKE]
+    del status["connectors"], status["tasks"][0]["paused"]  # an earlier release
+    assert observation_in(status).connectors == []
 
 
 def test_transactions_and_what_they_hold_back() -> None:

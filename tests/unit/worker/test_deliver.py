@@ -22,7 +22,7 @@ from everflow import (
     StreamsBuilder,
     serdes,
 )
-from everflow.errors import RetriableError, SinkError
+from everflow.errors import EverflowError, RetriableError, SinkError
 from everflow.handlers import PRODUCTION, Handlers
 from everflow.kafka.reading.record_columns import LogColumns
 from everflow.protocol.messages import (
@@ -278,7 +278,7 @@ def test_each_task_is_a_call_with_its_own_offsets() -> None:
     assert first.rows.to_pydict() == {"id": ["x", "z"], "n": [1, 3], "t": ["one", None]}
     assert (first.deletes, second.deletes) == (None, pa.array([True]))
     assert points == [SINK_PARTLY, SINK_PARTLY, SINK_WRITTEN]
-    assert [(one.sink, one.rows) for one in told] == [("out", 2), ("out", 1)]
+    assert [(one.connector, one.rows) for one in told] == [("out", 2), ("out", 1)]
 
 
 def test_rows_that_a_clock_has_made_are_a_call_without_offsets() -> None:
@@ -324,7 +324,7 @@ def test_a_sink_that_is_away_is_retried_for_the_tasks_that_have_it(error: Except
     assert isinstance(found, RetriableError)
     assert found.partitions == {TopicPartition("in", 0)}
     assert "out" in str(found)
-    assert failure_of(found).sink == "out", "counted by sink"
+    assert failure_of(found).connector == "out", "counted by connector"
 
 
 def test_a_row_that_a_sink_refuses_is_a_bad_record_of_production() -> None:
@@ -335,17 +335,33 @@ def test_a_row_that_a_sink_refuses_is_a_bad_record_of_production() -> None:
     assert found.failure.stage == PRODUCTION
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        RetriableError("away"),
+        ConnectionRefusedError("away"),
+        RefusedRows({0: ValueError("too small")}),
+        SinkError("column n"),
+        ZeroDivisionError("x"),
+    ],
+)
+def test_a_failure_names_its_connector(error: Exception) -> None:
+    found = failing(error)
+    assert isinstance(found, EverflowError)
+    assert failure_of(found).connector == "out"
+
+
 def test_a_sink_of_another_schema_stops_the_instance() -> None:
     found = failing(SinkError("column n"))
     assert isinstance(found, SinkError)
-    assert (failure_of(found).kind, failure_of(found).sink) == ("fatal", "out")
+    assert (failure_of(found).kind, failure_of(found).connector) == ("fatal", "out")
 
 
 def test_an_unknown_error_of_a_function_names_its_line() -> None:
     found = failing(ZeroDivisionError("x"))
     assert isinstance(found, RecordFailure)
     assert found.failure.record is None
-    assert (found.failure.where, found.failure.sink) == (("p.py:1",), "out")
+    assert (found.failure.where, found.failure.connector) == (("p.py:1",), "out")
 
 
 # --- its place in a commit ------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from everflow.clock import Clock, SystemClock
@@ -42,6 +43,7 @@ class TaskHolder(Protocol):
     def number(self) -> int: ...
     def add(self, tasks: Sequence[ActiveTask]) -> None: ...
     def drop(self, tasks: Collection[TaskId], done: Dropped) -> None: ...
+    def restart(self, tasks: Collection[TaskId], done: Dropped) -> None: ...
 
 
 class CopyHolder(Protocol):
@@ -92,6 +94,8 @@ class TaskManager:
     following: dict[TaskId, TaskRole] = field(default_factory=dict)
     letting_go: set[TaskId] = field(default_factory=set)
     suspended: dict[TaskId, ActiveTask] = field(default_factory=dict)
+    restarting: set[TaskId] = field(default_factory=set)
+    """By a user's wish, until they run again."""
     retiring: frozenset[int] = frozenset()
     """Threads that give up what they have and get nothing; never all of them."""
     _restoring: dict[TaskId, ActiveTask] = field(default_factory=dict)
@@ -141,12 +145,23 @@ class TaskManager:
         self.retiring = retiring
         self.reconcile()
 
+    def restart(self, tasks: Collection[TaskId]) -> None:
+        """Their threads give them up, with their workers, and they are recovered here (note 074).
+        Those that do not run are being recovered, or gone: that is a restart."""
+        for thread in self.threads:
+            here = {task for task in tasks if self.running.get(task) == thread.number}
+            if here:
+                self.restarting |= here
+                _report(logging.INFO, "Restarting %s, by request: %s", here)
+                self._give_up(here, partial(thread.restart, here), anew=True)
+
     def close(self) -> None:
         self._closing = True
         self._cancel(list(self.recovering))
 
     def reconcile(self) -> None:
         """Start what is missing between the wanted and the present places of tasks."""
+        self.restarting &= self.owned
         if not self._closing:
             self._settle_actives()
         self._release_if_done()
@@ -216,12 +231,21 @@ class TaskManager:
         gone = [task for task in here if dealt.get(task) != thread.number]
         if not gone:
             return
-        for task in gone:
-            del self.running[task]
-        self.leaving |= set(gone)
-        thread.drop(gone, lambda tasks: self.services.post(lambda: self._dropped(gone, tasks)))
+        self._give_up(gone, partial(thread.drop, gone))
 
-    def _dropped(self, asked: Iterable[TaskId], tasks: Sequence[ActiveTask]) -> None:
+    def _give_up(
+        self,
+        tasks: Collection[TaskId],
+        drop: Callable[[Dropped], None],
+        *,
+        anew: bool = False,
+    ) -> None:
+        for task in tasks:
+            del self.running[task]
+        self.leaving |= set(tasks)
+        drop(lambda found: self.services.post(lambda: self._dropped(tasks, found, anew)))
+
+    def _dropped(self, asked: Iterable[TaskId], tasks: Sequence[ActiveTask], anew: bool) -> None:
         self.leaving -= set(asked)
         by_id = {task.id: task for task in tasks}
         for task_id in asked:
@@ -231,7 +255,7 @@ class TaskManager:
             # To be recovered: a task that was lost and came back, or whose last batch is unknown.
             whole = task.state is TaskState.RUNNING and not self.gate.broken(task_id, task.epoch)
             ours = whole and task_id in self.owned and task_id in self.gate.owned()
-            if ours and self.services.fits(task):
+            if ours and not anew and self.services.fits(task):
                 self._start([task])
             else:
                 self._suspend(task)
@@ -326,6 +350,7 @@ class TaskManager:
         self.reconcile()
 
     def _start(self, tasks: Sequence[ActiveTask]) -> None:
+        self.restarting -= {task.id for task in tasks}
         last, first = self._last_thread, self.threads[0].number
         for thread in self.threads:
             mine = [task for task in tasks if last.get(task.id, first) == thread.number]

@@ -201,17 +201,21 @@ class BatchCounts:
     began_ms: float = 0.0
     _dropped: DroppedRecords = field(default_factory=DroppedRecords)
 
-    def again(self, kind: str = ABORTED, reason: str = "", sink: str = "") -> None:
-        """It failed, or was aborted: then ``reason`` is a word for the kind, a colon, the rest.
-        ``sink``: the one outside Kafka that failed."""
+    def again(self, kind: str = ABORTED, reason: str = "") -> None:
+        """It failed, or was aborted: then ``reason`` is a word for the kind, a colon, the rest."""
         self.metrics.add(names.COMMITS_ABORTED if kind == ABORTED else names.BATCHES_FAILED, 1)
         self._took()
         self.metrics.add_series(names.FAILED_BATCHES, {(str(self.number), kind): 1})
         if kind == ABORTED:
             cause = reason.partition(":")[0]
             self.metrics.add_series(names.REFUSED_COMMITS, {(str(self.number), cause): 1})
-        if sink:
-            self.metrics.add_series(names.SINK_ERRORS, {(sink,): 1})
+
+    def failed(self, connector: str, text: str) -> None:
+        """A batch failed in this connector; ``text``: how and where, for people."""
+        labels, metrics = (connector,), self.metrics
+        metrics.add_series(names.CONNECTOR_ERRORS, {labels: 1})
+        metrics.note(names.CONNECTOR_ERRORS, {labels: text})
+        metrics.put_series(names.CONNECTOR_FAILED, {labels: self.clock.now_ms()})
 
     def add(self, result: BatchResult) -> None:
         dropped = result.dropped.items()
@@ -291,9 +295,9 @@ class BatchCounts:
         add(names.PROCESSED, _sums(((thread, one.task, one.node), one.records) for one in read))
         add(names.SENT, _sums(((one.node, one.topic), one.records) for one in sent))
         add(names.SENT_BYTES, _sums(((one.node, one.topic), one.bytes) for one in sent))
-        add(names.SINK_ROWS, _sums(((one.sink,), one.rows) for one in rows))
-        add(names.SINK_BYTES, _sums(((one.sink,), one.bytes) for one in rows))
-        add(names.SINK_SECONDS, _sums(((one.sink,), one.ms / 1000) for one in rows))
+        add(names.CONNECTOR_ROWS, _sums(((one.connector,), one.rows) for one in rows))
+        add(names.CONNECTOR_BYTES, _sums(((one.connector,), one.bytes) for one in rows))
+        add(names.CONNECTOR_SECONDS, _sums(((one.connector,), one.ms / 1000) for one in rows))
         add(names.KEYS_CHECKED, _sums(((one.topic,), one.checked) for one in keys))
         add(names.KEYS_MISPLACED, _sums(((one.topic,), one.misplaced) for one in keys))
         add(names.STORE_PUTS, _sums(((one.task, one.store), one.changes) for one in puts))

@@ -54,7 +54,8 @@ class BatchPlanner:
         if self.ends.failure is not None:
             raise self.ends.failure
         now_ms = self.clock.monotonic_ms()
-        self.retries.stalled.check(tasks, self.ends, now_ms)
+        going = {name: one for name, one in tasks.items() if name not in self.retries.paused_tasks}
+        self.retries.stalled.check(going, self.ends, now_ms)
         most = self.retries.size.records(self.retries.bounds)
         available = self._available(tasks)
         few = sum(r.end - r.start for r in available.values()) < most

@@ -338,6 +338,8 @@ class RetryPolicy:
     stalled: StalledTasks
     quarantine: TaskTimeouts = field(default_factory=lambda: TaskTimeouts(math.inf))
     """Tasks that rest after an uncaught error, while the thread's others go on."""
+    paused_tasks: frozenset[TaskId] = frozenset()
+    """Of paused connectors (note 074)."""
     memory: BatchMemory = field(default_factory=BatchMemory)
     search: BadRecordSearch | None = None
     trouble: Trouble | None = None
@@ -356,6 +358,11 @@ class RetryPolicy:
         return replace(self.limits, max_bytes=fitting)
 
     def resting(self, now_ms: float) -> frozenset[TaskId]:
+        """Tasks of which nothing is read now."""
+        return self.failing(now_ms) | self.paused_tasks
+
+    def failing(self, now_ms: float) -> frozenset[TaskId]:
+        """Tasks that rest after failures."""
         return self.quarantine.resting(now_ms) | self.stalled.timeouts.resting(now_ms)
 
     def skipped(self, planned: PlannedBatch) -> tuple[BatchFailure, ...]:

@@ -100,7 +100,8 @@ class ThreadSettings:
 class ThreadServices:
     """Effects of a stream thread. ``kill_workers(pids)`` returns when they have ended;
     ``on_failed(error)`` is called once, when it ends with an error, ``committed(positions)`` and
-    ``progressed(tasks)`` behind each commit. ``paused()``: KIP-834. ``consumed(topics)``: the
+    ``progressed(tasks)`` behind each commit. ``paused()``: KIP-834. ``paused_parts()``: the
+    sub-topologies of paused connectors. ``consumed(topics)``: the
     application has consumed all their records. ``global_tasks()``: where the global tables are
     now. ``uncaught``: `Uncaught.limits_for`. ``give_back(tasks, why)``: these cannot be recovered
     here now. ``worker_memory()``: its worker's present share. ``topic_ids()``: as of the start.
@@ -117,6 +118,7 @@ class ThreadServices:
     progressed: Callable[[Collection[TaskId]], None] = lambda tasks: None
     on_warm: Callable[[], None] = lambda: None
     paused: Callable[[], bool] = lambda: False
+    paused_parts: Callable[[], frozenset[int]] = frozenset
     global_tasks: Callable[[], list[TaskContext]] = list
     consumed: Callable[[Collection[str]], bool] = lambda topics: True
     uncaught: Callable[[EverflowError], ReplacementLimits | None] = lambda _: None
@@ -270,6 +272,22 @@ class StreamThread:
         self.services.gate.hurry(self.number)
         self.wake.set()
 
+    def restart(
+        self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]
+    ) -> None:
+        """As `drop`, and end the worker, with all that its sinks hold (note 074)."""
+
+        def given_up(found: Sequence[ActiveTask]) -> None:
+            self._end_worker()
+            done(found)
+
+        self.drop(tasks, given_up)
+
+    @property
+    def paused_tasks(self) -> frozenset[TaskId]:
+        """Those of its tasks that do not run since a connector is paused."""
+        return self.retries.paused_tasks
+
     def all_tasks(self) -> list[ActiveTask]:
         """Its tasks, with those that it takes over before its next batch; from any thread."""
         # First: a task is in `tasks` before it leaves here.
@@ -329,8 +347,7 @@ class StreamThread:
 
     def _begin_anew(self, error: EverflowError) -> None:
         """As a new thread would (KIP-671): with another job, and its tasks are recovered."""
-        self._close_job()
-        self.services.kill_workers(self.services.gate.take_pids(self.number))
+        self._end_worker()
         for task in self.tasks.values():
             if task.state is TaskState.RUNNING:
                 task.to(TaskState.RESTORING)
@@ -371,7 +388,8 @@ class StreamThread:
         if not self._refused:
             self._take_commands()
         self._refused = False
-        if self.tasks and self._resting() >= self.tasks.keys():
+        now_ms = self.clock.monotonic_ms()
+        if self.tasks and self.retries.failing(now_ms) >= self.tasks.keys():
             self.clock.wait(self.wake, IDLE_WAIT_MS)
             return False
         if self.recovering is not None:
@@ -380,8 +398,8 @@ class StreamThread:
         # An aborted attempt may have left records in changelogs under at-least-once.
         if self._planned is None:
             self.settled_ms = self.clock.now_ms()
-        # 2. Without tasks, keep the workers alive.
-        if not self.tasks:
+        # 2. Without tasks that run, keep the workers alive.
+        if self.retries.paused_tasks >= self.tasks.keys():
             if self._keep_alive_left_ms() <= 0:
                 self._run_empty()
             self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms()))
@@ -425,8 +443,16 @@ class StreamThread:
         self.wake.clear()
         if not self._stop.is_set():
             self.services.gate.at_leisure(self.number)
-        if self._commands.take(self.tasks):
+        changed = self._commands.take(self.tasks)
+        if self._pause_tasks() or changed:
             self._begin_with_others()
+
+    def _pause_tasks(self) -> bool:
+        """True if others are paused now: what was planned for them is not run again."""
+        parts = self.services.paused_parts()
+        paused = frozenset(task for task in self.tasks if task.subtopology in parts)
+        before, self.retries.paused_tasks = self.retries.paused_tasks, paused
+        return paused != before
 
     def _forget_plan(self) -> None:
         """Drop a planned batch of which nothing was committed: the positions say where to begin."""
@@ -436,16 +462,25 @@ class StreamThread:
 
     def _begin_with_others(self) -> None:
         """The tasks changed. The job goes on and reads other partitions (I4, design note 006)."""
-        partitions = sorted({tp for task in self.tasks.values() for tp in task.inputs})
-        self.retries.tasks_changed(self.tasks)
+        # A paused task's time does not count, nor what it failed of.
+        self.retries.tasks_changed(self.tasks.keys() - self.retries.paused_tasks)
         self._forget_plan()
         self._rests_until_ms = 0.0  # records of a task that moved have waited long enough
-        if not partitions:
-            self.services.ends.unwatch(self.number)
-            return
-        self.services.ends.watch(self.number, partitions, self.wake)
-        names = ", ".join(map(str, sorted(self.tasks)))
-        log.info("Stream thread %d runs tasks %s", self.number, names)
+        paused = self.retries.paused_tasks
+        self._watch_ends(self.number, self.tasks.keys() - paused, self.wake)
+        # Of these the ends are known for their lag: new records wake nobody.
+        self._watch_ends(-1 - self.number, paused, threading.Event())
+        if self.tasks:
+            names = ", ".join(map(str, sorted(self.tasks)))
+            besides = f" (paused: {', '.join(map(str, sorted(paused)))})" if paused else ""
+            log.info("Stream thread %d runs tasks %s%s", self.number, names, besides)
+
+    def _watch_ends(self, number: int, tasks: Collection[TaskId], wake: threading.Event) -> None:
+        partitions = sorted({tp for task in tasks for tp in self.tasks[task].inputs})
+        if partitions:
+            self.services.ends.watch(number, partitions, wake)
+        else:
+            self.services.ends.unwatch(number)
 
     def _opened_job(self) -> Job:
         if self._job is None:
@@ -463,7 +498,8 @@ class StreamThread:
         if self._stop.is_set():
             return False
         self._counts.log_drops(self.clock.monotonic_ms())
-        self.services.ends.idle(self.number, not self.services.paused())
+        all_paused = bool(self.tasks) and self.retries.paused_tasks >= self.tasks.keys()
+        self.services.ends.idle(self.number, not (self.services.paused() or all_paused))
         woken = self.clock.wait(self.wake, timeout_ms)
         self.services.ends.idle(self.number, False)
         return woken
@@ -542,9 +578,11 @@ class StreamThread:
 
     def _after_failure(self, failure: BatchFailure, took_ms: float) -> None:
         """In the order of D6: kill the workers, fence, read the stable offsets, replay, retry."""
-        self._counts.again(failure.kind, sink=failure.sink)
+        self._counts.again(failure.kind)
         now_ms, wall_ms = self.clock.monotonic_ms(), self.clock.now_ms()
         self._log(self.retries.batch_failed(failure, took_ms, now_ms, wall_ms, self.cut_off))
+        if failure.connector:
+            self._counts.failed(failure.connector, short(failure))
         if failure.code == OtherTopicError.code:
             self.services.doubt_topics({tp.topic for tp in failure.partitions})
         self.services.kill_workers(self.services.gate.take_pids(self.number))
@@ -647,6 +685,10 @@ class StreamThread:
         self.services.committed(positions_of(self.tasks[task] for task in progressed))
         self.services.progressed(progressed)
 
+    def _end_worker(self) -> None:
+        self._close_job()
+        self.services.kill_workers(self.services.gate.take_pids(self.number))
+
     def _close_job(self) -> None:
         job, self._job = self._job, None
         if job is not None:
@@ -656,6 +698,7 @@ class StreamThread:
         """``known``: tasks whose last batch has a known outcome. The others must be recovered."""
         self._counts.log_drops(math.inf)
         self.services.ends.unwatch(self.number)
+        self.services.ends.unwatch(-1 - self.number)
         try:
             self._close_job()
         except Exception:  # Spark's session may have ended already

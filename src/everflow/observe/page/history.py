@@ -77,8 +77,9 @@ TREND_MS = 3_600_000.0
 SPANS = 60
 """Of one task; the oldest go first."""
 
-PARKED, ACTIVE, RESTORING, STARTING, LEAVING = (
+PARKED, PAUSED, ACTIVE, RESTORING, STARTING, LEAVING = (
     "parked",
+    "paused",
     "active",
     "restoring",
     "starting",
@@ -90,6 +91,8 @@ def kind_of(task: ObservedTask) -> str:
     """The task's role here, for people; for an active task that does not process, the reason."""
     if task.trouble:
         return PARKED
+    if task.paused:
+        return PAUSED
     if task.role != "active":
         return task.role
     states = {"RUNNING": ACTIVE, "RESTORING": RESTORING, "SUSPENDED": LEAVING}

@@ -221,6 +221,19 @@ function lags(view) {
     view.misplaced.map((row) => [row.topic, whole(row.misplaced), whole(row.checked), row.cure]), "No key.");
 }
 
+function connectors(view) {
+  at("connectors").hidden = !view.rows.length;
+  hint("connectors", `Sinks outside Kafka; everflow connect pauses, resumes and restarts them.${more(view.more)}`);
+  const wanted = (row) => (!row.paused ? "running" : row.paused === row.of ? "paused" : `paused, as ${row.paused} of ${row.of} instances know`);
+  fill("connectors", [["connector"], ["is"], ["wanted"], ["tasks"], ["lag", true], ["rows", true], ["errors", true], ["last error"]],
+    view.rows.map((row) => [
+      row.connector, `${row.kind}, ${row.what}`, wanted(row),
+      Object.entries(row.states).map(([state, count]) => `${count} ${state}`).join(", ") || "none here",
+      whole(row.lag), whole(row.rows), whole(row.errors),
+      row.error ? el("span", `${clock(row.failed_ms)}${row.host ? ` at ${row.host}` : ""}: ${row.error}`, row.states.FAILED ? "bad" : "") : "",
+    ]), "");
+}
+
 function threads(view) {
   const shown = view.rows.map((row) => {
     const block = el("div");
@@ -419,6 +432,7 @@ function show(view) {
   topology(view.topology);
   tasks(view.tasks, view.hosts, view.instance);
   lags(view.lags);
+  connectors(view.connectors);
   threads(view.threads);
   log("assignment", view.assignment, "Nothing has moved since the start.");
   rebalances(view.rebalances);

@@ -20,6 +20,7 @@ from everflow.observe.observation import (
     DEAD,
     ENDING,
     Observation,
+    ObservedConnector,
     ObservedTask,
     blocked_partitions,
     identity_of,
@@ -33,6 +34,7 @@ from everflow.observe.page.history import (
     ACTIVE,
     LEAVING,
     PARKED,
+    PAUSED,
     RESTORING,
     STARTING,
     TREND_MS,
@@ -396,7 +398,7 @@ def elsewhere(
 
 MOST_TASKS, MOST_LAGS, MOST_STORES, MOST_HOSTS, MOST_EVENTS, MOST_NODES = 120, 40, 40, 30, 80, 500
 MOST_POINTS, MOST_REBALANCES = 240, 30
-ORDER = (PARKED, RESTORING, STARTING, LEAVING, "warm-up", ACTIVE, "standby", "global")
+ORDER = (PARKED, RESTORING, STARTING, LEAVING, PAUSED, "warm-up", ACTIVE, "standby", "global")
 
 
 def page_view(facts: Facts, others: Sequence[OtherInstance] = (), own: str = "") -> View:
@@ -416,6 +418,7 @@ def page_view(facts: Facts, others: Sequence[OtherInstance] = (), own: str = "")
         "tasks": _tasks(facts, others),
         "hosts": _hosts(facts, others, own),
         "lags": _lags(facts, others),
+        "connectors": _connectors(facts, others, own),
         "threads": _threads(facts),
         "assignment": _events(facts.events, "assignment"),
         "rebalances": _rebalances(facts.rebalances),
@@ -557,6 +560,39 @@ def _lags(facts: Facts, others: Sequence[OtherInstance]) -> View:
         "silent_s": facts.seen.silent_s,
         "misplaced": keys_elsewhere(facts.seen)[:MOST_LAGS],
     }
+
+
+def _connectors(facts: Facts, others: Sequence[OtherInstance], own: str) -> View:
+    """Of all instances that answer, as in `_lags`; a failing one first, then a paused one."""
+    known = [(own or HERE, facts.seen)]
+    known += [(other.host, other.facts.seen) for other in others if other.facts is not None]
+    of_name = defaultdict[str, list[tuple[str, ObservedConnector]]](list)
+    for place, seen in known:
+        for one in seen.connectors:
+            of_name[one.name].append((place, one))
+    rows: list[View] = []
+    for name, found in sorted(of_name.items()):
+        states = Counter(state for _, one in found for state in one.tasks.values())
+        lags = [one.lag for _, one in found]
+        host, last = max(found, key=lambda each: each[1].failed_ms or 0)
+        rows.append(
+            {
+                "connector": name,
+                "kind": last.kind,
+                "what": last.what,
+                "paused": sum(one.paused for _, one in found),
+                "of": len(found),
+                "states": dict(sorted(states.items())),
+                "lag": None if None in lags else sum(lag or 0 for lag in lags),
+                "rows": sum(one.rows for _, one in found),
+                "errors": sum(one.errors for _, one in found),
+                "error": last.error,
+                "failed_ms": last.failed_ms,
+                "host": host if last.error and len(known) > 1 else "",
+            }
+        )
+    rows.sort(key=lambda row: ("FAILED" not in row["states"], not row["paused"]))
+    return _first(rows, MOST_LAGS)
 
 
 def _threads(facts: Facts) -> View:

@@ -57,6 +57,11 @@ class FakeThread:
     def drop(self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]) -> None:
         self.drops.append((list(tasks), done))
 
+    def restart(
+        self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]
+    ) -> None:
+        self.drop(tasks, done)
+
     def finish_batch(self) -> None:
         drops, self.drops = self.drops, []
         for tasks, done in drops:
@@ -870,3 +875,32 @@ def test_only_time_without_progress_ends_a_task(events: list[tuple[str, set[Task
         assert all(one.until_ms <= now_ms + LIMIT_MS for one in timeouts.stalled().values()), (
             "who rests is tried again before its time is over"
         )
+
+
+def test_a_restart_recovers_what_runs_and_leaves_the_others(world: World) -> None:
+    world.assign(A, B, C)
+    world.settle()
+    world.recovered.clear()
+    world.manager.restart({A, D})
+    assert world.manager.restarting == {A}
+    assert not world.manager.all_running()
+    for thread in world.threads:
+        thread.finish_batch()
+    world.settle()
+    assert world.recovered == [A]
+    assert world.manager.restarting == set()
+    assert world.manager.all_running()
+
+
+def test_a_task_that_is_revoked_in_its_restart_goes(world: World) -> None:
+    world.assign(A, B)
+    world.settle()
+    world.recovered.clear()
+    world.manager.restart({A})
+    world.book.revoke([A], MemberMetadata(1, "m", None))
+    world.manager.revoked([A])
+    for thread in world.threads:
+        thread.finish_batch()
+    world.settle()
+    assert (world.recovered, world.released) == ([], 1)
+    assert world.manager.restarting == set()

@@ -32,6 +32,7 @@ class World:
         self.end = 0
         self.committed_offset = 0
         self.paused = False
+        self.paused_parts: frozenset[int] = frozenset()
         self.done: list[str] = []
         self.opened: list[int] = []
         self.given_back: list[list[TaskId]] = []
@@ -67,6 +68,7 @@ class World:
             committed=self.lower_bounds.raised,
             give_back=lambda tasks, why: self.given_back.append([task.id for task in tasks]),
             paused=lambda: self.paused,
+            paused_parts=lambda: self.paused_parts,
         )
         limits = BatchLimits(100, 1 << 30, 1_000)
         settings = ThreadSettings(

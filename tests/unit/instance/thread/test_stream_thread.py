@@ -30,6 +30,7 @@ from everflow.instance.thread.retry_policy import (
     sameness,
 )
 from everflow.memory import WorkerMemory
+from everflow.metrics import CONNECTOR_ERRORS
 from everflow.protocol.messages import (
     ABORTED,
     CALLS,
@@ -332,6 +333,98 @@ def test_a_batch_that_is_to_be_run_again_waits_for_the_end_of_a_pause(world: Wor
     assert world.turn()
     assert {(*r.ranges[IN], r.log_ends[IN]) for r in world.requests} == {(0, 10, 10)}
     assert [r.attempt for r in world.requests] == list(range(len(world.requests)))
+
+
+# --- paused connectors (note 074) -----------------------------------------------------------------
+
+
+APART = TaskId(1, 0)
+
+
+def test_a_paused_part_is_not_read_and_the_others_go_on(world: World) -> None:
+    world.book.own([APART])
+    task, other = world.give_task(), world.give_task(APART, OTHER)
+    world.paused_parts, world.end = frozenset({APART.subtopology}), 30
+    world.turns(3)
+    assert world.thread.paused_tasks == {APART}
+    assert (task.positions, other.positions) == ({IN: 30}, {OTHER: 0})
+    assert all(one.task == TASK for request in world.requests for one in request.tasks)
+    world.paused_parts = frozenset()
+    world.turns(3)
+    assert other.positions == {OTHER: 30}
+
+
+def test_a_pause_drops_the_batch_that_fails(world: World) -> None:
+    """A sink that is down is paused while its batch is run again and again."""
+    world.book.own([APART])
+    task, other = world.give_task(), world.give_task(APART, OTHER)
+    world.end = 10
+
+    def down(request: BatchRequest) -> BatchResult:
+        if any(one.task == APART for one in request.tasks):
+            raise BatchFailedError(
+                BatchFailure(
+                    kind="retriable",
+                    error="Sink lake does not answer",
+                    partitions=(OTHER,),
+                    connector="lake",
+                )
+            )
+        return world.commit(request)
+
+    world.behave = down
+    world.turns(3)
+    assert APART in world.thread.troubles()
+    assert world.metrics.series()[CONNECTOR_ERRORS]["lake",] >= 1
+    assert "lake" in world.metrics.notes(CONNECTOR_ERRORS)["lake",]
+    world.paused_parts = frozenset({APART.subtopology})
+    world.turns(3)
+    assert (task.positions, other.positions) == ({IN: 10}, {OTHER: 0})
+    assert world.thread.troubles() == {}
+    world.clock.advance(3_600_000)  # an hour of a pause is no hour of failures
+    world.end = 20
+    world.turns(3)
+    assert task.positions == {IN: 20}
+    world.paused_parts, world.behave = frozenset(), world.commit
+    world.turns(3)
+    assert other.positions == {OTHER: 20}
+
+
+def test_a_thread_whose_tasks_are_all_paused_recovers_and_keeps_its_workers(world: World) -> None:
+    def down(request: BatchRequest) -> BatchResult:
+        raise BatchFailedError(BatchFailure(kind="retriable", error="down", connector="lake"))
+
+    task = world.fed(down)
+    world.turns(2)
+    world.paused_parts = frozenset({TASK.subtopology})
+    world.turns(2)
+    assert task.state is TaskState.RUNNING
+    assert not world.thread.stalled
+    world.behave, requests = world.commit, len(world.requests)
+    world.turns(3)
+    world.clock.advance(30_000)
+    world.turns(2)
+    assert [(dict(r.ranges), r.tasks) for r in world.requests[requests:]] == [({}, [])]
+    assert task.positions == {IN: 0}
+
+
+def test_a_restart_ends_the_worker_and_gives_the_task_up(world: World) -> None:
+    world.book.own([APART])
+    world.give_task()
+    world.give_task(APART, OTHER)
+    world.end = 10
+    world.turns(2)
+    given_up: list[TaskId] = []
+    world.thread.restart([TASK], lambda tasks: given_up.extend(task.id for task in tasks))
+    world.done.clear()
+    world.turn()
+    assert given_up == [TASK]
+    assert world.done[:2] == ["close job", "kill [99]"]
+    assert [task.id for task in world.thread.all_tasks()] == [APART]
+    opened = len(world.opened)
+    world.end = 20
+    world.turns(2)
+    assert len(world.opened) == opened + 1
 
 
 def test_without_tasks_the_workers_are_kept_alive_too(world: World) -> None:

@@ -1,0 +1,159 @@
+"""Follows the connector topic of the application, and reports there (note 074)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from everflow.clock import Clock, on_thread
+from everflow.errors import EverflowError
+from everflow.logs import rebalance_log, some
+from everflow.records import TaskId
+from everflow.topology.connectors import (
+    Connector,
+    ConnectorBook,
+    ConnectorFacts,
+    Place,
+    Record,
+    Restart,
+    Row,
+    TaskReport,
+    facts_record,
+    of_parts,
+    paused_parts,
+    report_record,
+)
+
+log = logging.getLogger("everflow")
+
+PERIOD_MS = 500.0
+"""So long after a command an instance has taken it, at most."""
+SAME_STATE_MS = 10_000.0
+"""A task whose error alone is another one is reported so often."""
+
+
+@dataclass(frozen=True)
+class TaskNow:
+    """``state``: of `everflow.topology.connectors`."""
+
+    state: str
+    error: str = ""
+    failed_ms: int | None = None
+
+
+@dataclass(kw_only=True)
+class ConnectorWatch:
+    """Belongs to one thread, but for ``paused``: that of the start, then its own (`start`).
+
+    ``read(position)``: the topic's records from there on, all that are there; of a topic that was
+    created again, all. ``write``: gives records to the topic. ``restart``: returns once the tasks
+    are on their way. ``tasks``: the active ones here. ``last_error``: a connector's, with its time
+    (epoch ms), if it had one. ``pause(names, parts)``: these, and their sub-topologies, stand
+    still from now on, no others. ``instance``: its client id. `begin` and `turn` raise
+    EverflowError.
+    """
+
+    connectors: Mapping[str, Connector]
+    facts: Mapping[str, ConnectorFacts]
+    read: Callable[[int], Sequence[Row]]
+    write: Callable[[Sequence[Record]], None]
+    restart: Callable[[Callable[[TaskId], bool], bool], None]
+    tasks: Callable[[], Mapping[TaskId, TaskNow]]
+    last_error: Callable[[str], tuple[str, int] | None]
+    pause: Callable[[frozenset[str], frozenset[int]], None]
+    clock: Clock
+    instance: str
+    book: ConnectorBook = field(default_factory=ConnectorBook)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _said: dict[Place, tuple[TaskReport, float]] = field(default_factory=dict)
+
+    @property
+    def paused(self) -> frozenset[str]:
+        """Connectors of the program; from any thread."""
+        return frozenset(self.book.paused).intersection(self.connectors)
+
+    def begin(self) -> None:
+        """Before the first batch: take what is wanted, tell of the program's connectors. Earlier
+        restarts are over."""
+        self._take()
+        known = self.book.facts
+        told = [facts_record(*one) for one in self.facts.items() if known.get(one[0]) != one[1]]
+        told += [facts_record(name, None) for name in sorted(known.keys() - self.facts.keys())]
+        if told:
+            self.write(told)
+
+    def start(self) -> None:
+        on_thread("everflow-connectors", self._run)
+
+    def close(self) -> None:
+        self._stop.set()
+
+    def turn(self) -> None:
+        for one in self._take():
+            connector = self.connectors.get(one.connector)
+            if connector is not None:
+                self.restart(_chosen(connector, one), one.only_failed)
+        self._report()
+
+    def _take(self) -> list[Restart]:
+        before = self.paused
+        restarts = self.book.take(self.read(self.book.position))
+        now = self.paused
+        if now != before:
+            self.pause(now, paused_parts(self.connectors, now))
+        for names, what in ((now - before, "Paused"), (before - now, "Resumed")):
+            if names:
+                rebalance_log.info("%s connectors, by request: %s", what, some(sorted(names)))
+        return restarts
+
+    def _report(self) -> None:
+        now_ms, found = self.clock.monotonic_ms(), self._reports()
+        fresh = {place: one for place, one in found.items() if self._is_due(place, one, now_ms)}
+        if fresh:
+            self.write([report_record(place, one) for place, one in sorted(fresh.items())])
+        # Of tasks that left, another instance tells; one that comes back is told of anew.
+        self._said = {place: told for place, told in self._said.items() if place in found}
+        self._said |= {place: (one, now_ms) for place, one in fresh.items()}
+
+    def _reports(self) -> dict[Place, TaskReport]:
+        found, parts = {}, of_parts(self.connectors)
+        for task, now in self.tasks().items():
+            for connector in parts.get(task.subtopology, ()):
+                last = self.last_error(connector.name)
+                error, at_ms = (now.error, now.failed_ms) if now.error else last or ("", None)
+                found[connector.name, task] = TaskReport(
+                    state=now.state,
+                    instance=self.instance,
+                    seen=self.book.commanded,
+                    error=error,
+                    failed_ms=at_ms,
+                )
+        return found
+
+    def _is_due(self, place: Place, report: TaskReport, now_ms: float) -> bool:
+        told = self._said.get(place)
+        if told is None:
+            return True
+        last, at_ms = told
+        if (last.state, last.seen) != (report.state, report.seen):
+            return True
+        return last != report and now_ms - at_ms >= SAME_STATE_MS
+
+    def _run(self) -> None:
+        away = False
+        while not self.clock.wait(self._stop, PERIOD_MS):
+            try:
+                self.turn()
+                away = False
+            except EverflowError as error:
+                if not away and not self._stop.is_set():  # what is paused stays so
+                    log.warning("The connector topic cannot be read or written now: %s", error)
+                away = True
+            except Exception:  # a defect is no reason to stop what runs
+                log.exception("Following the connector topic failed")
+
+
+def _chosen(connector: Connector, one: Restart) -> Callable[[TaskId], bool]:
+    return lambda task: connector.has(task) and one.task in (None, task.partition)
