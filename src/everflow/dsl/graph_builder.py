@@ -420,11 +420,13 @@ class Stream:
         sides: tuple[str, ...] = (),
         reads: tuple[StoreSpec, ...] = (),
         parts: tuple[Part, ...] = (),
+        connector: str = "",
     ) -> Stream:
         """What is behind a new stateful node; ``sides``: all that it reads, left out this one."""
         edge = edge or self.edge
         sides = sides or (self.node,)
         node = StatefulNode(name, sides, edge.type, label, operator, stores, reads, parts)
+        node = replace(node, connector=connector)
         return self.behind(self.graph.add(node), edge)
 
     def with_serdes(self, operator: str, key: object | None, value: object | None) -> Stream:

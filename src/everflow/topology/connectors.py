@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from everflow.records import TaskId, TopicPartition
-from everflow.topology.graph import SinkNode, WriteNode
+from everflow.topology.graph import SinkNode, SourceNode, StatefulNode, WriteNode
 from everflow.topology.subtopologies import SubTopologies
 from everflow.user_program import place
 
 T = TypeVar("T")
 
 TOPIC_CONFIG = {"cleanup.policy": "compact"}
-SINK = "sink"
+SINK, SOURCE = "sink", "source"
 RUNNING, PAUSED, FAILED, RESTORING, RESTARTING = (
     "RUNNING",
     "PAUSED",
@@ -37,8 +37,8 @@ def connector_topic(application_id: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Connector:
-    """A named sink outside Kafka. ``what``: its format or class; ``subtopologies``: whose tasks are
-    its tasks; ``where``: its line in the program."""
+    """A named sink or source outside Kafka. ``what``: its format or class; ``subtopologies``: whose
+    tasks are its tasks; ``where``: its line in the program."""
 
     name: str
     kind: str
@@ -53,6 +53,7 @@ class Connector:
 def connectors(subs: SubTopologies) -> dict[str, Connector]:
     """All of the program, by name."""
     found: dict[str, Connector] = {}
+    of_source: dict[str, set[int]] = {}
     for node in subs.topology.nodes:
         match node:
             case WriteNode(name=name, sink=sink):
@@ -63,6 +64,18 @@ def connectors(subs: SubTopologies) -> dict[str, Connector]:
                     subtopologies=frozenset({subs.index_of[name]}),
                     where=node.where,
                 )
+            case StatefulNode(connector=name, operator=operator) if name:
+                of_source.setdefault(name, set()).add(subs.index_of[node.name])
+                if operator.in_pieces:
+                    found[name] = Connector(
+                        name=name,
+                        kind=SOURCE,
+                        what=_what(getattr(operator, "source", None)),
+                        subtopologies=frozenset(),
+                        where=node.where,
+                    )
+    for name, parts in of_source.items():
+        found[name] = replace(found[name], subtopologies=frozenset(parts))
     return found
 
 
@@ -84,21 +97,22 @@ def sharing(name: str, found: Mapping[str, Connector], subs: SubTopologies) -> l
     """What else stands still while connector ``name`` is paused, as it has the same tasks: other
     connectors, output topics (also internal ones that lead elsewhere), stores; for people."""
     parts = found[name].subtopologies
-    shared = [f"{one.kind} {one.name}" for one in found.values() if one.name != name]
-    shared = [text for text in shared if not parts.isdisjoint(_parts(found, text))]
-    for sub in subs.subtopologies:
-        if sub.index in parts:
-            sinks = [node for node in sub.nodes if isinstance(node, SinkNode)]
-            shared += [
-                f"topic {node.topic}" if isinstance(node.topic, str) else f"output {node.name}"
-                for node in sinks
-            ]
-            shared += [f"store {spec.name}" for spec in sub.stores]
+    others = [one for one in found.values() if one.name != name]
+    shared = [f"{one.kind} {one.name}" for one in others if parts & one.subtopologies]
+    stopped = [sub for sub in subs.subtopologies if sub.index in parts]
+    nodes = [node for sub in stopped for node in sub.nodes]
+    own = {topic for node in nodes if isinstance(node, SourceNode) for topic in node.topics}
+    for node in nodes:
+        match node:
+            case SinkNode(topic=str(topic)) if topic not in own:
+                shared.append(f"topic {topic}")
+            case SinkNode() if not isinstance(node.topic, str):
+                shared.append(f"output {node.name}")
+            case StatefulNode(connector=connector) if connector == name:
+                own |= {spec.name for spec in node.stores}
+    stores = [spec.name for sub in stopped for spec in sub.stores]
+    shared += [f"store {store}" for store in stores if store not in own]
     return list(dict.fromkeys(shared))
-
-
-def _parts(found: Mapping[str, Connector], text: str) -> frozenset[int]:
-    return found[text.partition(" ")[2]].subtopologies
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -579,6 +579,8 @@ class StatefulNode(Node):
     """Stores of tables that it reads and others write."""
     parts: tuple[Part, ...] = ()
     """The nodes that ``describe()`` shows for it; empty: itself."""
+    connector: str = ""
+    """The source outside Kafka that it plans or reads (note 073); empty: none."""
 
     def giving_every_update(self) -> StatefulNode:
         operator: Any = self.operator

@@ -232,6 +232,8 @@ class StatefulOp:
     """By side, the slot of its entries' earlier values (`EdgeBatch.old`)."""
     old: int | None = None
     """The slot of the earlier values of its own results; None: no operator reads them."""
+    connector: str = ""
+    """See `StatefulNode.connector`."""
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -718,6 +720,7 @@ class _Planner:
             through=tuple(
                 self._place_through(node, names) for names in dict.fromkeys(node.operator.through)
             ),
+            connector=node.connector,
         )
         self._ops.append(op)
         yield out

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,8 @@ from everflow.user_program import (
     place,
     writable,
 )
+
+E = TypeVar("E", bound=EverflowError)
 
 # --- the user's line ------------------------------------------------------------------------------
 
@@ -310,11 +312,12 @@ def serde_outage(error: Exception) -> RetriableError | None:
     if not (written or any(isinstance(one, SerdeError) for one in chain(error))):
         return None
     where = [] if record is None else [TopicPartition(record.topic, record.partition)]
-    return RetriableError(
+    away = RetriableError(
         f"A serde gets no answer that would tell what is to be written or read: "
         f"{writable(str(error))}",
         where,
     )
+    return of_connector(away, getattr(error, "connector", ""))
 
 
 def stack_of(error: BaseException) -> str:
@@ -351,9 +354,9 @@ def failure_of(error: Exception) -> BatchFailure:
     )
 
 
-def of_connector(error: EverflowError, connector: str) -> EverflowError:
+def of_connector(error: E, connector: str) -> E:
     """The same error, which says which connector has raised it."""
-    if isinstance(error, RecordFailure):
+    if isinstance(error, RecordFailure | DescribedFailure):
         error.failure = replace(error.failure, connector=connector)
     error.connector = connector
     return error

@@ -220,7 +220,7 @@ class KafkaSink:
         while True:
             try:
                 done = batch.transacted(letters, corrections)
-                figures = done.figures._replace(rows=given)
+                figures = done.figures._replace(rows=[*result.rows, *given])
                 return replace(done, left_out=left_out, figures=figures) if done.committed else done
             except (LetterTooLargeError, LetterRefusedError) as error:
                 assert letters is not None

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.columns.key_partitions import BY_HASH
+from everflow.errors import EverflowError
 from everflow.handlers import PROCESSING, PRODUCTION, Handlers
 from everflow.operators.user_code import refused, require_users
 from everflow.protocol.messages import (
@@ -26,6 +27,7 @@ from everflow.protocol.messages import (
     BatchResult,
     LetterGroup,
     Printed,
+    Rows,
     timed,
 )
 from everflow.records import (
@@ -72,6 +74,7 @@ from everflow.worker.failures import (
     MoreRecords,
     RecordFailure,
     Sources,
+    of_connector,
     raise_all,
 )
 from everflow.worker.order import Order, Records, merge_inputs, merge_tasks
@@ -139,6 +142,8 @@ class StepResult:
     timings: dict[str, float] = field(default_factory=dict)
     ages: list[Ages] = field(default_factory=list)
     printed: list[Printed] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
+    """That were read from connectors."""
     left: int = 0
     """Records of which the next batch makes more: see `TasksResult.ends`."""
     input_bytes: int = 0
@@ -429,15 +434,22 @@ class _Running:
             if one.through:  # what fails while it looks rows up is linked to these records
                 none = TasksResult(inputs[0].take(np.empty(0, np.int64)), {}, {}, {})
                 self.ran[one.name] = RanOperator.of(one, inputs, none)
-        run = GroupRun(
-            group,
-            self.step.sources,
-            self.request,
-            self.stores,
-            self.step.handlers,
-            self.result.left_out,
-            partial(self._mapped_rows, op),
-        ).run(sides, self.idle, self.step.every_failure)
+        took: dict[str, float] = {}
+        try:
+            with timed(took, op.name):
+                run = GroupRun(
+                    group,
+                    self.step.sources,
+                    self.request,
+                    self.stores,
+                    self.step.handlers,
+                    self.result.left_out,
+                    partial(self._mapped_rows, op),
+                ).run(sides, self.idle, self.step.every_failure)
+        except EverflowError as error:
+            if op.connector:
+                of_connector(error, op.connector)
+            raise
         for one, inputs, done in zip(group, sides, run, strict=True):
             self.ran[one.name] = RanOperator.of(one, inputs, done)
             self.result.add(one, done)
@@ -449,6 +461,9 @@ class _Running:
                 )
                 self.result.consumed.update(ends)
             output = done.output
+            if one.operator.in_pieces:
+                size = sum(column.nbytes for column in (output.key, output.value))
+                self.result.rows.append(Rows(op.connector, len(output), size, took[op.name]))
             if one.old is not None:
                 output = with_old_values(one, output, self.stores)
             self.order.keep(one, output)

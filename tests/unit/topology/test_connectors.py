@@ -186,3 +186,15 @@ def test_a_connector_has_the_tasks_of_its_parts() -> None:
     one = Connector(name="lake", kind="sink", what="DeltaSink", subtopologies=frozenset({2}))
     assert one.has(TaskId(2, 7))
     assert not one.has(TaskId(1, 7))
+
+
+def test_a_source_is_a_connector_of_its_planner_and_its_splits() -> None:
+    builder = StreamsBuilder()
+    rows = builder.read("json", name="files", schema="item string", tasks=3, path="there")
+    rows.to("items")
+    subs = cut(builder.build())
+    found = connectors(subs)["files"]
+    assert (found.kind, found.what) == ("source", "JsonFiles")
+    read = {topic for part in found.subtopologies for topic in subs.subtopologies[part].inputs("a")}
+    assert read == {"a-files-plan", "a-files-splits-repartition"}
+    assert sharing("files", connectors(subs), subs) == ["topic items"]

@@ -71,14 +71,14 @@ def read(
         punctuations=(Punctuation("plan", poll_ms, PunctuationType.WALL_CLOCK_TIME),),
         key_serde=bytes_,
     )
-    splits = plan.kept(f"{name}-plan", "PROCESSOR", planner, (kept,), of_split)
+    splits = plan.kept(f"{name}-plan", "PROCESSOR", planner, (kept,), of_split, connector=name)
     by_turns = FunctionExpr(spread, pa.int64())
     topic = graph.check_repartition_name(f"{name}-splits", operator)
     waiting = splits.repartitioned(topic, operator, (tasks, by_turns))
     edge, columns = _edge(operator, source, key)
     _check_time(operator, source, timestamp)
     spec = ReadSpec(name=name, source=source, out=edge.type, key=columns, timestamp=timestamp)
-    rows = waiting.kept(name, "READ", spec, (), edge)
+    rows = waiting.kept(name, "READ", spec, (), edge, connector=name)
     return Stream(graph, rows.node, edge, key_changed=True)
 
 
