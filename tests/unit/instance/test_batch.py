@@ -10,8 +10,15 @@ import psutil
 import pytest
 from jupyter_client.manager import KernelManager
 
-from everflow.instance.describe import TaskStatus, duration, statuses, summary, task_lines
-from everflow.instance.tasks.task import TaskRole, TaskState
+from everflow.instance.describe import (
+    TaskStatus,
+    duration,
+    input_lag,
+    statuses,
+    summary,
+    task_lines,
+)
+from everflow.instance.tasks.task import ActiveTask, TaskRole, TaskState
 from everflow.instance.thread.retry_policy import Trouble
 from everflow.protocol.messages import (
     COMMITTED,
@@ -328,3 +335,23 @@ def _has_ended(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def test_records_that_wait_for_a_paused_task_are_no_lag_of_the_instance() -> None:
+    """An autoscaler goes by it: more instances would not read them either (note 074)."""
+    tasks = [
+        ActiveTask(
+            id=TaskId(part, 0),
+            inputs=(TopicPartition("in", part),),
+            state=TaskState.RUNNING,
+            positions={TopicPartition("in", part): 10},
+        )
+        for part in range(2)
+    ]
+    ends = {TopicPartition("in", 0): 15, TopicPartition("in", 1): 90}
+    both = statuses([], tasks, ends, {}, (), {})
+    assert input_lag(both.values()) == 85
+    found = statuses([], tasks, ends, {}, (), {}, paused=[TaskId(1, 0)])
+    assert input_lag(found.values()) == 5
+    assert found[TaskId(1, 0)].lag == 80
+    assert summary(found) == "1 active, 1 paused"
