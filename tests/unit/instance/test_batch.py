@@ -10,6 +10,7 @@ import psutil
 import pytest
 from jupyter_client.manager import KernelManager
 
+from everflow import metrics as names
 from everflow.instance.describe import (
     TaskStatus,
     duration,
@@ -19,7 +20,9 @@ from everflow.instance.describe import (
     task_lines,
 )
 from everflow.instance.tasks.task import ActiveTask, TaskRole, TaskState
+from everflow.instance.thread.batch_counts import BatchCounts
 from everflow.instance.thread.retry_policy import Trouble
+from everflow.metrics import Metrics
 from everflow.protocol.messages import (
     COMMITTED,
     Ages,
@@ -40,6 +43,7 @@ from everflow.protocol.messages import (
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.testing import wait_until
 from unit.builders import batch_request
+from unit.manual_clock import ManualClock
 
 ODD, PLAIN = TopicPartition("a-1-b", 3), TopicPartition("in", 0)
 TASK = TaskId(1, 3)
@@ -79,9 +83,23 @@ def test_a_result_comes_back_from_its_line() -> None:
             [Sent("out", "t", 2, 9)],
             [Puts(str(TASK), "counts", 1)],
             [LetterGroup("ValueError", "map", "in", 2, "in-0@5 (ValueError: bad)")],
+            rows=[("lake", 2)],
         ),
     )
     assert from_line(as_line(result)) == result
+
+
+def test_rows_and_errors_are_counted_by_connector() -> None:
+    metrics, clock = Metrics(), ManualClock(7_000)
+    counts = BatchCounts(metrics, clock, 0)
+    rows = BatchFigures(rows=[("lake", 2), ("table", 3), ("lake", 5)])  # a call for each task
+    counts.add(BatchResult(outcome=COMMITTED, figures=rows))
+    counts.failed("lake", "no answer at app.py:3")
+    series, labels = metrics.series(), ("lake",)
+    assert series[names.CONNECTOR_ROWS] == {labels: 7, ("table",): 3}
+    assert series[names.CONNECTOR_ERRORS] == {labels: 1}
+    assert series[names.CONNECTOR_FAILED] == {labels: clock.now_ms()}
+    assert metrics.notes(names.CONNECTOR_ERRORS) == {labels: "no answer at app.py:3"}
 
 
 @pytest.mark.parametrize(
