@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from everflow.records import TopicPartition
 from everflow.topology.compatibility import Effect, changes, listing
+from everflow.topology.connectors import connector_topic
 from everflow.topology.program_facts import ProgramFacts, RepartitionFacts, StoreFacts, reading
 from everflow.topology.store_layouts import (
     PATTERN,
@@ -44,6 +45,7 @@ def facts_of_application(
         for name, count in topics.items()
         if name.startswith(prefix) and name.endswith(("-changelog", "-repartition"))
     }
+    internal.pop(connector_topic("").removeprefix("-"), None)  # no store's
     layouts = {entry: kept for one in [*texts, last] for entry, kept in one.items()}
     known, gone = topics_in(texts), gone_in(last)
     stores: dict[str, Kept] = {entry: kept for entry, kept in layouts.items() if is_store(entry)}

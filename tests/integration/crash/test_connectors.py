@@ -179,6 +179,22 @@ def test_a_restart_ends_the_worker_and_goes_on(two: Two) -> None:
     two.await_rows("steady")
     assert {process for _, _, process in two.rows("moody")} - before
 
+    # What fails is restarted, and fails on until the sink is back.
+    two.is_down(True)
+    two.first.produce(records(8, 40, "d"))
+    two.await_states("moody", "FAILED")
+    code, _ = two.connect("restart", "moody", "--only-failed")
+    assert code == 0
+    two.is_down(False)
+    two.await_rows("moody")
+    two.await_rows("steady")
+    two.await_states("moody", "RUNNING")
+
+    code, rows = two.connect("pause", "steady")
+    assert (code, rows[0]["state"]) == (0, "PAUSED")
+    assert f"topic {two.name}-copies" in rows[0]["shares"]
+    assert two.connect("resume", "steady")[0] == 0
+
     code, said = two.connect("restart", "moody", "--task", "7")
     assert (code, "--task 7" in said) == (2, True)
     code, said = two.connect("pause", "nobody")

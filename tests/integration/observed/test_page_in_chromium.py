@@ -17,6 +17,7 @@ from everflow.metrics import Labels, Seen
 from everflow.observe.http_server import HttpServer, application
 from everflow.observe.observation import (
     Observation,
+    ObservedConnector,
     ObservedHost,
     ObservedStore,
     ObservedTask,
@@ -315,6 +316,36 @@ def rebalance(number: int, **values: Any) -> Rebalance:
     return replace(made, **values)
 
 
+def test_connectors_stand_with_what_is_wanted_and_their_last_error(tmp_path: Path) -> None:
+    lake = ObservedConnector(
+        name="lake",
+        kind="sink",
+        what="DeltaSink",
+        paused=True,
+        tasks={"0_0": "PAUSED", "0_1": "FAILED"},
+        lag=7_000,
+        rows=12_000,
+        errors=3,
+        error=ODD,
+        failed_ms=NOW_MS,
+    )
+    facts = facts_of(*looks())
+    hidden = "document.querySelector('#connectors').hidden"
+    with served(lambda: facts) as server, browser(tmp_path) as window:
+        shown(window, server)
+        assert window.value(hidden) is True
+        facts = replace(facts, now=facts.now._replace(seen=replace(facts.seen, connectors=[lake])))
+        window.until(f"{hidden} === false", "the panel of connectors")
+        (row,) = window.value(
+            "[...document.querySelectorAll('#connectors tr')].slice(1).map((row) =>"
+            " [...row.querySelectorAll('td')].map((cell) => cell.textContent))"
+        )
+        assert row[:4] == ["lake", "sink, DeltaSink", "paused", "1 FAILED, 1 PAUSED"]
+        assert row[4:7] == ["7,000", "12,000", "3"]
+        assert row[7].endswith(ODD)
+        assert window.value("document.body.dataset.broken || 'whole'") == "whole"
+
+
 def test_rebalances_stand_with_their_reason_moves_and_gaps(tmp_path: Path) -> None:
     of_others = rebalance(
         2,
@@ -362,6 +393,7 @@ def test_the_page_answers_an_operators_questions_in_their_order(tmp_path: Path) 
             "instances",
             "tasks",
             "lags",
+            "connectors",
             "threads",
             "assignment",
             "rebalances",

@@ -10,9 +10,19 @@ import psutil
 import pytest
 from jupyter_client.manager import KernelManager
 
-from everflow.instance.describe import TaskStatus, duration, statuses, summary, task_lines
-from everflow.instance.tasks.task import TaskRole, TaskState
+from everflow import metrics as names
+from everflow.instance.describe import (
+    TaskStatus,
+    duration,
+    input_lag,
+    statuses,
+    summary,
+    task_lines,
+)
+from everflow.instance.tasks.task import ActiveTask, TaskRole, TaskState
+from everflow.instance.thread.batch_counts import BatchCounts
 from everflow.instance.thread.retry_policy import Trouble
+from everflow.metrics import Metrics
 from everflow.protocol.messages import (
     COMMITTED,
     Ages,
@@ -33,6 +43,7 @@ from everflow.protocol.messages import (
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.testing import wait_until
 from unit.builders import batch_request
+from unit.manual_clock import ManualClock
 
 ODD, PLAIN = TopicPartition("a-1-b", 3), TopicPartition("in", 0)
 TASK = TaskId(1, 3)
@@ -72,9 +83,23 @@ def test_a_result_comes_back_from_its_line() -> None:
             [Sent("out", "t", 2, 9)],
             [Puts(str(TASK), "counts", 1)],
             [LetterGroup("ValueError", "map", "in", 2, "in-0@5 (ValueError: bad)")],
+            rows=[("lake", 2)],
         ),
     )
     assert from_line(as_line(result)) == result
+
+
+def test_rows_and_errors_are_counted_by_connector() -> None:
+    metrics, clock = Metrics(), ManualClock(7_000)
+    counts = BatchCounts(metrics, clock, 0)
+    rows = BatchFigures(rows=[("lake", 2), ("table", 3), ("lake", 5)])  # a call for each task
+    counts.add(BatchResult(outcome=COMMITTED, figures=rows))
+    counts.failed("lake", "no answer at app.py:3")
+    series, labels = metrics.series(), ("lake",)
+    assert series[names.CONNECTOR_ROWS] == {labels: 7, ("table",): 3}
+    assert series[names.CONNECTOR_ERRORS] == {labels: 1}
+    assert series[names.CONNECTOR_FAILED] == {labels: clock.now_ms()}
+    assert metrics.notes(names.CONNECTOR_ERRORS) == {labels: "no answer at app.py:3"}
 
 
 @pytest.mark.parametrize(
@@ -328,3 +353,23 @@ def _has_ended(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def test_records_that_wait_for_a_paused_task_are_no_lag_of_the_instance() -> None:
+    """An autoscaler goes by it: more instances would not read them either (note 074)."""
+    tasks = [
+        ActiveTask(
+            id=TaskId(part, 0),
+            inputs=(TopicPartition("in", part),),
+            state=TaskState.RUNNING,
+            positions={TopicPartition("in", part): 10},
+        )
+        for part in range(2)
+    ]
+    ends = {TopicPartition("in", 0): 15, TopicPartition("in", 1): 90}
+    both = statuses([], tasks, ends, {}, (), {})
+    assert input_lag(both.values()) == 85
+    found = statuses([], tasks, ends, {}, (), {}, paused=[TaskId(1, 0)])
+    assert input_lag(found.values()) == 5
+    assert found[TaskId(1, 0)].lag == 80
+    assert summary(found) == "1 active, 1 paused"

@@ -22,6 +22,7 @@ from everflow.topology.compatibility import (
     require_read,
     retyped,
 )
+from everflow.topology.connectors import connector_topic
 from everflow.topology.known_programs import (
     difference_of_lines,
     facts_of_application,
@@ -280,6 +281,16 @@ def test_what_an_application_keeps_is_the_program_that_it_runs() -> None:
     assert kinds(listed) == {(Effect.BOUNCE, "program", "functions and outputs")}
     changed = found(application(kept_by(program(counted()))), on_cluster(SAFE["another condition"]))
     assert changed == listed
+
+
+def test_the_topic_of_connectors_is_no_stores_changelog() -> None:
+    """Not even where an earlier release has kept nothing beside its offsets."""
+    committed: dict[TopicPartition, dict[str, Kept]] = {TopicPartition("in", 0): {}}
+    topics = {"in": 2, "shop-counts-changelog": 2}
+    with_it = {**topics, connector_topic("shop"): 1}
+    assert facts_of_application("shop", committed, with_it) == facts_of_application(
+        "shop", committed, topics
+    )
 
 
 OF_AN_APPLICATION: dict[str, tuple[Build, set[tuple[Effect, str, str]]]] = {

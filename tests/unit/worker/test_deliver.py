@@ -382,7 +382,9 @@ def test_a_sink_is_called_before_a_transaction_is_open(error: RetriableError | N
     result = StepResult(given=[given_rows(Looks(error), offset=5)], consumed={tp: 8})
     sink = KafkaSink(None, SinkPorts(1 << 30, writer))
     if error is None:
-        assert sink(request, result, (source("in"),)).committed
+        done = sink(request, result, (source("in"),))
+        assert done.committed
+        assert done.figures.rows == [("out", 3)]
         assert "commit" in writer.calls
     else:
         with pytest.raises(RetriableError):
