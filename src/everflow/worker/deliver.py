@@ -45,8 +45,12 @@ def deliver(
                 topic_ids=request.topic_ids,
             )
             took: dict[str, float] = {}
-            with timed(took, SINKS):
-                _write(given, rows, batch, sources, offsets.get(task, {}))
+            try:
+                with timed(took, SINKS):
+                    _write(given, rows, batch, sources, offsets.get(task, {}))
+            except EverflowError as error:
+                of_connector(error, batch.sink)
+                raise
             delivered.append(Rows(batch.sink, len(batch.rows), batch.rows.nbytes, took[SINKS]))
             reached(SINK_PARTLY)
     reached(SINK_WRITTEN)
@@ -80,18 +84,14 @@ def _write(
     except RefusedRows as refused:
         Failures(op, sources, rows, every=True).raise_of(refused.rows, PRODUCTION)
     except RetriableError as error:
-        away = RetriableError(f"Sink {op.name}: {error}", inputs)
-        raise of_connector(away, op.name) from error
-    except EverflowError as error:
-        of_connector(error, op.name)
+        raise RetriableError(f"Sink {op.name}: {error}", inputs) from error
+    except EverflowError:
         raise
     except BaseException as error:
         require_users(error)
         if is_outage(error):
-            away = RetriableError(f"Sink {op.name} does not answer: {error}", inputs)
-            raise of_connector(away, op.name) from error
-        failed = RecordFailure(None, op.where, error, stage=PRODUCTION)
-        raise of_connector(failed, op.name) from error
+            raise RetriableError(f"Sink {op.name} does not answer: {error}", inputs) from error
+        raise RecordFailure(None, op.where, error, stage=PRODUCTION) from error
 
 
 def rows_of(node: WriteNode, batch: EdgeBatch, sources: Sources) -> pa.Table:

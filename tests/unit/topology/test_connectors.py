@@ -196,5 +196,5 @@ def test_a_source_is_a_connector_of_its_planner_and_its_splits() -> None:
     found = connectors(subs)["files"]
     assert (found.kind, found.what) == ("source", "JsonFiles")
     read = {topic for part in found.subtopologies for topic in subs.subtopologies[part].inputs("a")}
-    assert read == {"a-files-plan", "a-files-splits-repartition"}
+    assert read == {"a-files-plan-repartition", "a-files-splits-repartition"}
     assert sharing("files", connectors(subs), subs) == ["topic items"]
