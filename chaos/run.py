@@ -3,7 +3,8 @@
 ``./run chaos`` draws faults of all kinds in rounds, against three instances
 (`chaos.rounds.command`); ``./run chaos kills`` ends processes of one instance at named points
 (`chaos.kills`); ``./run chaos elastic`` lets instances come and go (`chaos.elastic`); ``./run chaos
-migrate`` strikes both versions and the migrator at named points of migrations (`chaos.migrate`).
+migrate`` strikes both versions and the migrator at named points of migrations (`chaos.migrate`);
+``./run chaos changes`` kills those that copy a database's changes (`chaos.changes`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
 """The JVMs of a run are four on a machine of two cores, and each is started again and again: what
 the second compiler does never pays (as in conftest.py)."""
 
-COMMANDS = {"kills": "chaos.kills", "elastic": "chaos.elastic", "migrate": "chaos.migrate"}
+COMMANDS = {
+    "kills": "chaos.kills",
+    "elastic": "chaos.elastic",
+    "migrate": "chaos.migrate",
+    "changes": "chaos.changes",
+}
 
 
 def main(arguments: Sequence[str]) -> int:
