@@ -5,7 +5,8 @@
 (`chaos.kills`); ``./run chaos elastic`` lets instances come and go (`chaos.elastic`); ``./run chaos
 migrate`` strikes both versions and the migrator at named points of migrations (`chaos.migrate`);
 ``./run chaos sinks`` a program that writes rows to sinks outside Kafka (`chaos.sinks`);
-``./run chaos sources`` kills one of two instances that read files and a table (`chaos.sources`).
+``./run chaos sources`` kills one of two instances that read files and a table (`chaos.sources`);
+``./run chaos changes`` kills those that copy a database's changes (`chaos.changes`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ COMMANDS = {
     "migrate": "chaos.migrate",
     "sinks": "chaos.sinks",
     "sources": "chaos.sources",
+    "changes": "chaos.changes",
 }
 
 

@@ -729,15 +729,18 @@ class KStream(_StreamOrTable):
         """Writes the records as rows to another system: one transaction per task and micro-batch.
         The columns are the fields of the value, or one column ``value``.
 
-        ``format``: ``"postgresql"`` (``dsn``, ``table``, ``mode="append" | "upsert"``), ``"delta"``
-        (``path``, ``storage_options``, ``partition_by``), ``"iceberg"`` (``table``, ``catalog``,
-        ``properties``), ``"parquet"`` (``path``, ``compression``): each row is there once, whatever
-        fails. Or ``"http"`` (``url``, ``headers``, ``timeout_s``, in seconds), or a ``DataSource``
-        class of PySpark whose ``streamWriter`` is used, with its options: at least once.
+        ``format``: ``"postgresql"`` (``dsn``, ``table``, ``mode="append" | "upsert" | "scd2"``),
+        ``"delta"`` (``path``, ``storage_options``, ``partition_by``), ``"iceberg"`` (``table``,
+        ``catalog``, ``properties``), ``"parquet"`` (``path``, ``compression``): each row is there
+        once, whatever fails. Or ``"http"`` (``url``, ``headers``, ``timeout_s``, in seconds), or a
+        ``DataSource`` class of PySpark whose ``streamWriter`` is used, with its options: at least
+        once.
 
         ``name``: under which the sink keeps which offsets it has; it belongs to the rows for good.
         ``key``: the column that the key becomes, several for a struct's fields; by default the key
         is not written. With ``mode="upsert"`` it is required; a null value deletes the key's row.
+        So it is with ``"scd2"``, which keeps a row for each version of a key, with ``valid_from``,
+        ``valid_to`` (null: current) and ``is_current``; a null value ends the current version.
         Raises SetupError if a package is missing.
         """
         sinks.written(self._stream, format, name, key, options)

@@ -50,6 +50,7 @@ class SinkBatch:
             one behind it. Empty for rows that a clock alone has made: those have no offset, and are
             written at least once.
         keys: the columns of ``rows`` that are the record's key, if it is among them.
+        timestamps: the record's time of each row, in ms.
         deletes: for each row whether the record's value is null; None: no row's is.
         topic_ids: of the input topics, as Kafka gave them when they were created; empty: not known.
     """
@@ -60,6 +61,7 @@ class SinkBatch:
     task: TaskId
     offsets: Mapping[TopicPartition, OffsetRange]
     keys: tuple[str, ...] = ()
+    timestamps: pa.Array | None = field(default=None, repr=False)
     deletes: pa.Array | None = field(default=None, repr=False)
     topic_ids: Mapping[str, str] = field(default_factory=dict, repr=False)
 

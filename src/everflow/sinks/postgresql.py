@@ -1,4 +1,5 @@
-"""Rows to a table of PostgreSQL: COPY, or COPY and upsert, with the position in one transaction.
+"""Rows to a table of PostgreSQL by COPY: appended, upserted, or as versions (`history`), with the
+position in one transaction.
 
 Rows go as CSV, which Arrow writes in columns: COPY's parser is then what takes the time.
 """
@@ -14,14 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
 from everflow.errors import RetriableError, SinkError
 from everflow.records import Int64, TopicPartition
+from everflow.sinks import history
 from everflow.sinks.batch import RefusedRows, SinkBatch, family, last_of_each, misfit
 
+Flags = npt.NDArray[np.bool_]
 CHUNK = 1 << 20
 """Bytes that are handed to COPY at a time."""
 DEFAULTS: Mapping[str, Any] = {
@@ -42,6 +46,8 @@ _PASSING = frozenset(("08", "28", "40", "53", "55", "57", "58"))
 connections), locks, shutdowns, faults of the system."""
 _OF_ROWS = frozenset(("22", "23"))
 """Data, and constraints."""
+ARRAY = "[]"
+"""Ends the name of a type of arrays."""
 _NUMBERS = ("smallint", "integer", "bigint", "numeric", "real", "double precision")
 _TEXTS = ("text", "character varying", "character", "json", "jsonb", "uuid", "inet", "xml")
 _TYPES: Mapping[str, tuple[str, ...]] = {
@@ -72,9 +78,9 @@ class PostgresSink:
     _connection: Any = field(default=None, init=False, repr=False)
     _types: dict[str, str] = field(default_factory=dict, init=False, repr=False)
 
-    MODES = ("append", "upsert")
+    MODES = ("append", "upsert", "scd2")
     PACKAGE, EXTRA = "psycopg", "postgresql"
-    _staged = "everflow_rows"
+    _staged = history.ROWS
     """A table of the session; a CHECK of the target is made here, where the row is known."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -90,19 +96,22 @@ class PostgresSink:
             with connection.transaction(), connection.cursor() as cursor:
                 if not batch.to_write(self._position(cursor, batch)):
                     return
-                if self.mode == "append":
-                    self._copied(cursor, self.table, batch.rows, lines)
-                else:
-                    self._upserted(cursor, batch, lines)
+                match self.mode:
+                    case "append":
+                        self._copied(cursor, self.table, batch.rows, lines)
+                    case "upsert":
+                        self._upserted(cursor, batch, lines)
+                    case _:
+                        self._versioned(cursor, batch, lines)
                 self._keep_position(cursor, batch)
 
     # --- rows -------------------------------------------------------------------------------------
 
     def _copied(self, cursor: Any, table: str, rows: pa.Table, lines: _Lines) -> None:
         _refuse_ends(rows, lines.rows)
-        lines.begin(rows)
+        lines.begin(rows, self._types)
         columns = ", ".join(map(quoted, rows.column_names))
-        text = memoryview(as_csv(rows))
+        text = memoryview(as_csv(rows, self._types))
         with cursor.copy(f"COPY {table} ({columns}) FROM STDIN (FORMAT csv, HEADER)") as copy:
             for at in range(0, len(text), CHUNK):
                 copy.write(text[at : at + CHUNK])
@@ -113,9 +122,7 @@ class PostgresSink:
     def _upserted(self, cursor: Any, batch: SinkBatch, lines: _Lines) -> None:
         """The last row of each key counts: an INSERT may touch a row of the table once."""
         last = last_of_each(batch.rows, batch.keys)
-        gone = np.zeros(len(batch.rows), bool)
-        if batch.deletes is not None:
-            gone = batch.deletes.to_numpy(zero_copy_only=False)
+        gone = _gone(batch)
         at: Int64 = last.to_numpy().astype(np.int64)
         kept, deleted = at[~gone[at]], at[gone[at]]
         keys = [quoted(name) for name in batch.keys]
@@ -130,7 +137,7 @@ class PostgresSink:
         lines.rows = kept
         cursor.execute(
             f"CREATE TEMPORARY TABLE IF NOT EXISTS {self._staged} (LIKE {self.table} INCLUDING "
-            f"DEFAULTS INCLUDING CONSTRAINTS) ON COMMIT DELETE ROWS"
+            f"DEFAULTS INCLUDING CONSTRAINTS INCLUDING IDENTITY) ON COMMIT DELETE ROWS"
         )
         self._copied(cursor, self._staged, batch.rows.take(pa.array(kept)), lines)
         names = [quoted(name) for name in batch.rows.column_names]
@@ -142,6 +149,21 @@ class PostgresSink:
             f"INSERT INTO {self.table} ({columns}) SELECT {columns} FROM {self._staged} "
             f"ON CONFLICT ({', '.join(keys)}) DO {then}"
         )
+
+    def _versioned(self, cursor: Any, batch: SinkBatch, lines: _Lines) -> None:
+        """A row for each version of a key (`history`)."""
+        keys = [quoted(name) for name in batch.keys]
+        for statement in history.preparing(self.table, keys):
+            cursor.execute(statement)
+        gone, rows = _gone(batch), history.staged(batch)
+        deleted, lines.rows = np.flatnonzero(gone), np.flatnonzero(~gone)
+        self._copied(cursor, self._staged, rows.take(pa.array(lines.rows)), lines)
+        keyed = rows.select([*batch.keys, history.FROM, history.NUMBER])
+        lines.rows = deleted
+        self._copied(cursor, history.GONE, keyed.take(pa.array(deleted)), lines)
+        names = [quoted(name) for name in batch.rows.column_names]
+        for statement in history.versions(self.table, keys, names):
+            cursor.execute(statement)
 
     # --- the position -----------------------------------------------------------------------------
 
@@ -218,7 +240,9 @@ class PostgresSink:
                 (self.table,),
             ).fetchall()
         )
-        require_types(batch.sink, self.table, batch.rows.schema, types)
+        rows = batch.rows.schema
+        found = history.schema_of(rows) if self.mode == "scd2" else rows
+        require_types(batch.sink, self.table, found, types)
         self._types = types
 
     @contextmanager
@@ -241,6 +265,13 @@ class PostgresSink:
             connection.close()
 
 
+def _gone(batch: SinkBatch) -> Flags:
+    if batch.deletes is None:
+        return np.zeros(len(batch.rows), bool)
+    found: Flags = batch.deletes.to_numpy(zero_copy_only=False)
+    return found
+
+
 class _Lines:
     """Which row a line of what COPY reads belongs to."""
 
@@ -248,9 +279,10 @@ class _Lines:
         self.rows: Int64 | None = None
         """The batch's rows that are copied; None: all."""
         self._copied: pa.Table | None = None
+        self._types: Mapping[str, str] = {}
 
-    def begin(self, copied: pa.Table) -> None:
-        self._copied = copied
+    def begin(self, copied: pa.Table, types: Mapping[str, str]) -> None:
+        self._copied, self._types = copied, types
 
     def over(self) -> None:
         self._copied = None
@@ -260,7 +292,7 @@ class _Lines:
         if self._copied is None:
             return None
         ends = np.ones(len(self._copied), np.int64)
-        for column in as_texts(self._copied).columns:
+        for column in as_texts(self._copied, self._types).columns:
             if pa.types.is_string(column.type):
                 breaks = pc.fill_null(pc.count_substring(column, "\n"), 0)
                 ends += breaks.to_numpy().astype(np.int64)
@@ -296,7 +328,7 @@ def failure(sink: str, table: str, error: Any, lines: _Lines) -> Exception:
 
 def require_types(sink: str, table: str, rows: pa.Schema, types: Mapping[str, str]) -> None:
     """SinkError for a column that the table does not have, or has in a type that does not fit.
-    A type of the user's (an enum, a domain) takes texts."""
+    A type of the user's (an enum, a domain) takes texts, an array takes lists."""
     known = {name for names in _TYPES.values() for name in names}
     for column in rows:
         found = types.get(column.name)
@@ -305,8 +337,9 @@ def require_types(sink: str, table: str, rows: pa.Schema, types: Mapping[str, st
                 f"Sink {sink}: table {table} has no column {column.name!r}, which the rows have; "
                 f"it has {', '.join(types)}. Choose columns with map_values, or alter the table."
             )
-        fits = _TYPES.get(family(column.type), ())
-        own = found not in known and family(column.type) == "text"
+        kind = family(column.type)
+        fits = _TYPES.get(kind, ())
+        own = (found not in known and kind == "text") or (kind == "list" and found.endswith(ARRAY))
         if found not in fits and not own:
             raise misfit(sink, table, column, found)
 
@@ -319,16 +352,17 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def as_texts(rows: pa.Table) -> pa.Table:
-    """The same in columns that Arrow writes as PostgreSQL reads them."""
-    return pa.table({name: _text(rows.column(name)) for name in rows.column_names})
+def as_texts(rows: pa.Table, types: Mapping[str, str]) -> pa.Table:
+    """The same in columns that Arrow writes as PostgreSQL reads them. ``types``: of its columns."""
+    texts = {name: _text(rows.column(name), types.get(name, "")) for name in rows.column_names}
+    return pa.table(texts)
 
 
-def as_csv(rows: pa.Table) -> pa.Buffer:
+def as_csv(rows: pa.Table, types: Mapping[str, str]) -> pa.Buffer:
     """A null is nothing, an empty text is in quotes: COPY tells them apart. It counts the lines of
     texts only once it has seen where a line ends: the header, which it leaves out, shows it."""
     out = io.BytesIO()
-    csv.write_csv(as_texts(rows), out, csv.WriteOptions(include_header=True))
+    csv.write_csv(as_texts(rows, types), out, csv.WriteOptions(include_header=True))
     return out.getbuffer()
 
 
@@ -345,16 +379,31 @@ def _refuse_ends(rows: pa.Table, numbers: Int64 | None) -> None:
                 raise RefusedRows(dict.fromkeys(at.tolist(), error))
 
 
-def _text(column: pa.ChunkedArray) -> pa.Array:
+def _text(column: pa.ChunkedArray, type_: str) -> pa.Array:
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
     kind = array.type
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return _listed(array, lambda value: "\\x" + value.hex())
+    if type_.endswith(ARRAY):
+        return _listed(array, array_text)
     if pa.types.is_nested(kind):
         return _listed(array, lambda value: json.dumps(value, default=str, ensure_ascii=False))
     return array
+
+
+def array_text(value: Any) -> str:
+    """As PostgreSQL reads an array of any type."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, list):
+        return "{" + ",".join(map(array_text, value)) + "}"
+    if isinstance(value, dict):
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    else:
+        text = "\\x" + value.hex() if isinstance(value, bytes) else str(value)
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _listed(array: pa.Array, write: Any) -> pa.Array:

@@ -330,8 +330,9 @@ class WriteNode(Node):
     """Gives its records to a sink outside Kafka, a call per task and micro-batch (note 072).
 
     ``key``: the names of the columns that the key becomes beside the fields of the value (or
-    ``value``); empty: it is left out. None: the rows have what expressions see. ``one_input``: it
-    names a batch by a number, which only a task with one input has.
+    ``value``), in the place of fields of the same name; empty: it is left out. None: the rows have
+    what expressions see. ``one_input``: it names a batch by a number, which only a task with one
+    input has.
     """
 
     sink: Sink

@@ -41,6 +41,7 @@ def deliver(
                 task=task,
                 offsets={} if of_clock else offsets.get(task, {}),
                 keys=given.op.node.key or (),
+                timestamps=pa.array(rows.timestamp),
                 deletes=rows.value.is_null() if rows.value.null_count else None,
                 topic_ids=request.topic_ids,
             )
@@ -98,7 +99,8 @@ def rows_of(node: WriteNode, batch: EdgeBatch, sources: Sources) -> pa.Table:
     """One column for each field of a struct. See `WriteNode`."""
     if node.key is not None:
         keys = [column for _, column in _fields("key", batch.key)]
-        named = [*zip(node.key, keys, strict=False), *_fields("value", batch.value)]
+        values = [one for one in _fields("value", batch.value) if one[0] not in node.key]
+        named = [*zip(node.key, keys, strict=False), *values]
         return pa.table([column for _, column in named], [name for name, _ in named])
     first = np.array([source.first for source in sources], np.int32)
     topics = pa.DictionaryArray.from_arrays(

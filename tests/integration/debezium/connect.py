@@ -24,6 +24,8 @@ class Connect:
     folder: Path
     bootstrap: str
     connector: dict[str, str]
+    flush_ms: int = 1_000
+    """How often it keeps its positions."""
     process: subprocess.Popen[bytes] | None = None
     port: int = field(default_factory=free_port)
 
@@ -35,13 +37,18 @@ class Connect:
         return self.log.read_text(errors="replace").splitlines()[-40:]
 
     def start(self) -> None:
+        self.launch()
+        wait_until(self.runs, WAIT_S, "the connector to run", self.history)
+
+    def launch(self) -> None:
+        """Start it, and do not wait."""
         self.folder.mkdir(parents=True, exist_ok=True)
         worker = {
             "bootstrap.servers": self.bootstrap,
             "key.converter": CONVERTER,
             "value.converter": CONVERTER,
             "offset.storage.file.filename": str(self.folder / "offsets"),
-            "offset.flush.interval.ms": "1000",
+            "offset.flush.interval.ms": str(self.flush_ms),
             "listeners": f"http://127.0.0.1:{self.port}",
             "plugin.discovery": "service_load",
         }
@@ -58,7 +65,6 @@ class Connect:
             self.process = subprocess.Popen(
                 [*command, *map(str, files)], cwd=self.folder, stdout=log, stderr=log
             )
-        wait_until(self.runs, WAIT_S, "the connector to run", self.history)
 
     def runs(self) -> bool:
         assert self.process is not None

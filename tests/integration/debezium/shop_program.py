@@ -22,7 +22,8 @@ SCHEMALESS: dict[str, Any] = {
 }
 
 
-def topology(prefix: str, schemas: bool) -> Topology:
+def topology(prefix: str, schemas: bool, copy: str) -> Topology:
+    """``copy``: where the second database is, as libpq reads it."""
     words = {} if schemas else SCHEMALESS
     builder = StreamsBuilder()
     orders = builder.table(
@@ -33,11 +34,16 @@ def topology(prefix: str, schemas: bool) -> Topology:
     )
     orders.to(f"{prefix}-copy", value=ROWS)
     orders.to(f"{prefix}-changes", as_="changes", value=CHANGES)
+    written = orders.to_stream()
+    for name, mode, table in (("copy", "upsert", "orders"), ("history", "scd2", "orders_history")):
+        written.write_stream(
+            "postgresql", name=name, key=("id", "part"), mode=mode, dsn=copy, table=table
+        )
     return builder.build()
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING)
     given = json.loads(sys.argv[1])
-    program = topology(given["prefix"], given["schemas"])
+    program = topology(given["prefix"], given["schemas"], given["copy"])
     KafkaStreams(program, **given["settings"]).run()

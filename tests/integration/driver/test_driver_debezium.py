@@ -5,10 +5,11 @@ import json
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import StreamsBuilder, agg, serdes
+from everflow import SinkBatch, StreamsBuilder, agg, serdes
 from everflow.errors import EverflowError
 from everflow.serdes.debezium_serde import UNAVAILABLE
 from everflow.testing import TopologyTestDriver
@@ -173,3 +174,76 @@ def test_unwrapped_rows_are_a_table_too() -> None:
             value = {"id": id_, "name": "x", "__deleted": deleted}
             topic.pipe_input(json.dumps({"id": id_}).encode(), json.dumps(value).encode())
         assert rows_of(driver, "people") == [{"id": 1, "name": "x"}]
+
+
+# --- out to another database ----------------------------------------------------------------------
+
+
+def given_to(builder: StreamsBuilder, name: str, records: list[Any], value: Any) -> list[Any]:
+    """Key, value and time of each row that the sink ``name`` is given, in one micro-batch."""
+    batches: list[SinkBatch] = []
+
+    def take(rows: pa.Table, batch: SinkBatch) -> None:
+        batches.append(batch)
+
+    with TopologyTestDriver(builder.build(), sinks={name: take}) as driver:
+        driver.create_input_topic(TOPIC, KEY, value).pipe_batch(records)
+    found = []
+    for batch in batches:
+        assert batch.keys == ("id",)
+        assert batch.timestamps is not None
+        gone = [False] * len(batch.rows) if batch.deletes is None else batch.deletes.to_pylist()
+        times = batch.timestamps.to_pylist()
+        for one, deleted, time in zip(batch.rows.to_pylist(), gone, times, strict=True):
+            found.append((one["id"], None if deleted else one["note"], time))
+    return found
+
+
+POSTGRESQL: dict[str, Any] = {"key": "id", "dsn": "", "table": "copy"}
+
+
+def test_a_table_is_written_as_rows_of_its_key() -> None:
+    builder = StreamsBuilder()
+    copy = table(builder).to_stream()
+    copy.write_stream("postgresql", name="copy", mode="upsert", **POSTGRESQL)
+    records = [
+        ({"id": 1}, change("c", None, row(1, "1.00", "a"))),
+        ({"id": 2}, change("c", None, row(2, "1.00", "b"))),
+        ({"id": 1}, change("u", None, row(1, "1.00", UNAVAILABLE))),
+        ({"id": 2}, change("d")),
+        ({"id": 2}, None),
+    ]
+    found = given_to(builder, "copy", records, ORDERS)
+    assert [one[:2] for one in found] == [(1, "a"), (2, None)]
+
+
+def test_versions_of_a_table_are_all_its_updates() -> None:
+    builder = StreamsBuilder()
+    copy = table(builder).to_stream()
+    copy.write_stream("postgresql", name="copy", mode="scd2", **POSTGRESQL)
+    records = [({"id": 1}, change("u", None, row(1, "1.00", note))) for note in "abc"]
+    found = given_to(builder, "copy", records, ORDERS)
+    assert [one[:2] for one in found] == [(1, "a"), (1, "b"), (1, "c")]
+
+
+def test_versions_of_changes_have_the_time_of_the_database() -> None:
+    changes = serdes.debezium(COLUMNS, times="us", source="ts_ms bigint")
+    builder = StreamsBuilder()
+    (
+        builder.stream(
+            TOPIC,
+            key=KEY,
+            value=changes,
+            timestamp=F.coalesce(F.col("value.source.ts_ms"), F.lit(-1)),
+        )
+        .map_values(F.col("value.after"))
+        .write_stream("postgresql", name="copy", mode="scd2", **POSTGRESQL)
+    )
+    records = [
+        ({"id": 1}, {**change("c", None, row(1, "1.00", "a")), "source": {"ts_ms": 500}}),
+        ({"id": 1}, {**change("u", None, row(1, "1.00", "b")), "source": {"ts_ms": 700}}),
+        ({"id": 1}, {**change("d"), "source": {"ts_ms": 900}}),
+        ({"id": 1}, None),  # it has no time, and the deletion was there
+    ]
+    found = given_to(builder, "copy", records, changes)
+    assert found == [(1, "a", 500), (1, "b", 700), (1, None, 900)]

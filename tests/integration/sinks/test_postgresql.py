@@ -1,9 +1,11 @@
 """Rows in a table of a real PostgreSQL (note 072): each once, whatever a connection meets."""
 
 import pickle
+import random
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import psycopg
 import pyarrow as pa
@@ -164,6 +166,200 @@ def test_a_lost_connection_is_an_outage_and_the_next_attempt_connects(postgres: 
         one.write(batch(2, 4))
     one.write(batch(2, 4))
     assert stored(postgres) == [f"k{n}={n}" for n in range(4)]
+
+
+def test_a_list_becomes_an_array_of_the_table(postgres: Postgres) -> None:
+    postgres.run("ALTER TABLE rows ADD tags text[], ADD days date[], ADD grid int[], ADD js json")
+    lists = {
+        "tags": [["a", None, 'q"\\,{}', "", "NULL"], [], None],
+        "days": [["2026-01-01"], [None], None],
+        "grid": [[[1, 2], [3, None]], [], None],
+        "js": [[1, None], [], None],
+    }
+    rows = pa.table({"id": ["a", "b", "c"], **lists})
+    for one in ("tags", "days", "grid"):
+        sink(postgres, mode="upsert").write(batch(0, 3, rows, sink=one))
+    found = postgres.run("SELECT tags, days, grid, js FROM rows ORDER BY id").splitlines()
+    assert found == [
+        r"""{a,NULL,"q\"\\,{}","","NULL"}|{2026-01-01}|{{1,2},{3,NULL}}|[1, null]""",
+        "{}|{NULL}|{}|[]",
+        "|||",
+    ]
+
+
+# --- a row for each version of a key --------------------------------------------------------------
+
+HISTORY = (
+    "DROP TABLE IF EXISTS versions, everflow_positions;"
+    "CREATE TABLE versions (number bigint GENERATED ALWAYS AS IDENTITY, id text, part int, "
+    "n integer NOT NULL CHECK (n <> 13), note json, valid_from timestamptz NOT NULL, "
+    "valid_to timestamptz CHECK (valid_to > valid_from), is_current boolean NOT NULL, "
+    "UNIQUE (id, part, valid_from));"
+    "CREATE UNIQUE INDEX ON versions (id, part) WHERE is_current"
+)
+
+
+class Change(NamedTuple):
+    """``row``: None for a deletion. ``time``: in ms."""
+
+    key: str
+    time: int
+    row: int | None
+
+
+@dataclass
+class Version:
+    row: int
+    begin: int
+    end: int | None = None
+
+
+Versions = dict[str, list[Version]]
+
+
+def folded(found: Versions, changes: Iterable[Change]) -> None:
+    """What the versions are behind a batch of changes, one after the other."""
+    clocks = {
+        key: max(one.begin if one.end is None else one.end for one in versions)
+        for key, versions in found.items()
+        if versions
+    }
+    for key, own, row in changes:
+        time = clocks[key] = max(own, clocks.get(key, own))
+        versions = found[key] = [one for one in found.get(key, []) if one.begin != time]
+        if versions and versions[-1].end == time:
+            versions[-1].end = None
+        current = versions[-1] if versions and versions[-1].end is None else None
+        if row == (current and current.row):
+            continue
+        if current is not None:
+            current.end = time
+        if row is not None:
+            versions.append(Version(row, time))
+
+
+def versions_of(postgres: Postgres) -> Versions:
+    found: Versions = {}
+    text = postgres.run(
+        "SELECT id, n, extract(epoch FROM valid_from) * 1000, "
+        "extract(epoch FROM valid_to) * 1000, is_current, note FROM versions ORDER BY valid_from"
+    )
+    for line in text.splitlines():
+        id_, n, begin, end, current, note = line.split("|")
+        assert (current == "t") == (end == "")
+        assert note == f'{{"n": {n}}}'
+        until = None if end == "" else int(float(end))
+        found.setdefault(id_, []).append(Version(int(n), int(float(begin)), until))
+    return found
+
+
+def versioned(start: int, changes: list[Change], **more: Any) -> SinkBatch:
+    rows = pa.table(
+        {
+            "id": [one.key for one in changes],
+            "part": pa.array([0] * len(changes), pa.int32()),
+            "n": pa.array([one.row for one in changes], pa.int64()),
+            "note": pa.array(
+                [one.row and {"n": one.row} for one in changes], pa.struct([("n", pa.int64())])
+            ),
+        }
+    )
+    return batch(
+        start,
+        start + len(changes),
+        rows,
+        keys=("id", "part"),
+        timestamps=pa.array([one.time for one in changes]),
+        deletes=pa.array([one.row is None for one in changes]),
+        **more,
+    )
+
+
+@pytest.fixture
+def versions(running: Postgres) -> Postgres:
+    running.run(HISTORY)
+    return running
+
+
+def history(postgres: Postgres) -> PostgresSink:
+    return PostgresSink(dsn=dsn(postgres), table="versions", mode="scd2")
+
+
+def cut(chance: random.Random, changes: list[Change]) -> Iterator[list[Change]]:
+    at = 0
+    while at < len(changes):
+        size = chance.randrange(1, 8)
+        yield changes[at : at + size]
+        at += size
+
+
+def drawn(chance: random.Random, *, ordered: bool) -> list[Change]:
+    """``ordered``: each key's times do not fall."""
+    made, time = [], 0
+    for _ in range(chance.randrange(1, 30)):
+        time = time + chance.choice((0, 0, 1, 5)) if ordered else chance.randrange(20)
+        row = chance.choice((1, 2, 3, None))
+        made.append(Change(chance.choice(("a", "b", "c")), 1_700_000_000_000 + time, row))
+    return made
+
+
+def test_a_version_ends_where_the_next_one_begins(versions: Postgres) -> None:
+    one = history(versions)
+    one.write(versioned(0, [Change("a", 1, 1), Change("b", 2, 5), Change("a", 3, 2)]))
+    one.write(versioned(3, [Change("a", 3, 2), Change("a", 9, None), Change("b", 8, 5)]))
+    assert versions_of(versions) == {
+        "a": [Version(1, 1, 3), Version(2, 3, 9)],
+        "b": [Version(5, 2)],
+    }
+    one.write(versioned(3, [Change("a", 3, 2), Change("a", 9, None), Change("b", 8, 5)]))
+    one.write(versioned(6, [Change("a", 12, 3), Change("a", 10, 4)]))  # time does not go back
+    assert versions_of(versions)["a"] == [Version(1, 1, 3), Version(2, 3, 9), Version(4, 12)]
+    assert position(versions) == "in-0|8"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_versions_are_what_the_changes_lead_to(versions: Postgres, seed: int) -> None:
+    chance = random.Random(seed)
+    one, wanted, at = history(versions), Versions(), 0
+    for changes in cut(chance, drawn(chance, ordered=False)):
+        one.write(versioned(at, changes))
+        folded(wanted, changes)
+        at += len(changes)
+        assert versions_of(versions) == {key: found for key, found in wanted.items() if found}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_changes_that_are_repeated_leave_the_same_versions(versions: Postgres, seed: int) -> None:
+    """As a connector repeats them: from an earlier one on, in their order, with their times."""
+    chance = random.Random(seed)
+    changes = drawn(chance, ordered=True)
+    wanted: Versions = {}
+    for change in changes:
+        folded(wanted, [change])
+    again, end = list(changes), len(changes)
+    for _ in range(chance.randrange(1, 4)):
+        end = chance.randrange(end + 1)
+        again += changes[end:]
+        end = len(changes)
+    one, at = history(versions), 0
+    for some in cut(chance, again):
+        one.write(versioned(at, some))
+        at += len(some)
+    assert versions_of(versions) == {key: found for key, found in wanted.items() if found}
+
+
+def test_a_row_that_a_table_of_versions_refuses_is_named(versions: Postgres) -> None:
+    changes = [Change("a", 1, 1), Change("b", 1, None), Change("c", 1, 13)]
+    with pytest.raises(RefusedRows) as refused:
+        history(versions).write(versioned(0, changes))
+    assert list(refused.value.rows) == [2]
+    assert versions_of(versions) == {}
+
+
+def test_a_table_of_versions_has_the_columns_of_their_times(versions: Postgres) -> None:
+    versions.run("ALTER TABLE versions DROP COLUMN valid_to")
+    with pytest.raises(SinkError, match="valid_to"):
+        history(versions).write(versioned(0, [Change("a", 1, 1)]))
 
 
 def test_nobody_there_is_an_outage() -> None:

@@ -211,7 +211,7 @@ def test_copy_reads_each_type_as_it_was() -> None:
             "nested": [{"n": [1]}, None, {"n": []}, {"n": None}],
         }
     )
-    lines = bytes(postgresql.as_csv(rows)).decode().replace('"q""x\ny"', "Q").splitlines()
+    lines = bytes(postgresql.as_csv(rows, {})).decode().replace('"q""x\ny"', "Q").splitlines()
     ends = "2026-01-01 12:00:00.000005Z,1.50,2026-01-01"
     assert lines == [
         ",".join(f'"{name}"' for name in rows.column_names),
@@ -225,7 +225,7 @@ def test_copy_reads_each_type_as_it_was() -> None:
 @pytest.mark.parametrize(("line", "row"), [(2, 0), (3, 1), (4, 1), (5, 1), (6, 2), (7, None)])
 def test_a_line_of_copy_is_a_row_though_texts_have_lines(line: int, row: int | None) -> None:
     lines = postgresql._Lines()
-    lines.begin(pa.table({"t": ["one", "two\nand\nmore", None]}))
+    lines.begin(pa.table({"t": ["one", "two\nand\nmore", None]}), {})
     assert lines.row_of(line) == row
 
 
@@ -264,7 +264,7 @@ def test_a_dsn_that_is_none_is_a_wrong_setting() -> None:
 
 def test_a_row_that_the_server_refuses_is_named() -> None:
     lines = postgresql._Lines()
-    lines.begin(pa.table({"t": ["a\nb", "c"]}))
+    lines.begin(pa.table({"t": ["a\nb", "c"]}), {})
     context = SimpleNamespace(context='COPY t, line 4, column n: "99999"')
     found = postgresql.failure("out", "t", ServerError("22003", context), lines)
     assert isinstance(found, RefusedRows)
@@ -284,6 +284,8 @@ def test_a_text_that_would_end_copy_is_refused_alone() -> None:
         (pa.int64(), "integer", True),
         (pa.int64(), "text", False),
         (pa.string(), "jsonb", True),
+        (pa.list_(pa.string()), "text[]", True),
+        (pa.string(), "text[]", True),  # as PostgreSQL writes arrays
         (pa.string(), "mood", True),  # an enum of theirs
         (pa.string(), "integer", False),
         (pa.timestamp("us", "UTC"), "timestamp with time zone", True),

@@ -15,7 +15,7 @@ from everflow.dsl.lowering import sinks
 from everflow.sinks.data_source import DataSourceSink
 from everflow.sinks.function import BatchFunction
 from everflow.sinks.postgresql import PostgresSink
-from everflow.topology.graph import WriteNode
+from everflow.topology.graph import StatefulNode, WriteNode
 from everflow.topology.plan import WriteOp, plan
 from everflow.topology.subtopologies import cut
 
@@ -46,6 +46,7 @@ class Source(DataSource):
         ({"format": "postgresql", "name": "out", "dsn": ""}, "table"),
         ({**POSTGRESQL, "name": "out", "mode": "overwrite"}, "append"),
         ({**POSTGRESQL, "name": "out", "mode": "upsert"}, "key="),
+        ({**POSTGRESQL, "name": "out", "mode": "scd2"}, "key="),
         ({**POSTGRESQL, "name": "out", "key": "item"}, "item"),
         ({**POSTGRESQL, "name": "out", "key": ["a", "b"]}, "key="),
     ],
@@ -70,6 +71,26 @@ def test_an_upsert_has_the_columns_of_the_key() -> None:
     node = written(made)
     assert isinstance(node.sink, PostgresSink)
     assert (node.name, node.key, node.sink.mode) == ("out", ("id",), "upsert")
+
+
+@pytest.mark.parametrize("mode", ["upsert", "scd2"])
+def test_a_field_that_is_called_as_the_key_is_a_copy_of_it(mode: str) -> None:
+    made = stream()
+    made.write_stream(**POSTGRESQL, name="out", key="item", mode=mode)
+    assert written(made).key == ("item",)
+    with pytest.raises(TopologyError, match="two columns are called n"):  # of another type
+        stream().write_stream(**POSTGRESQL, name="out", key="n", mode=mode)
+
+
+def test_versions_have_columns_of_their_own_and_are_made_of_each_update() -> None:
+    value = serdes.json("n bigint, valid_to timestamp")
+    dated = StreamsBuilder().stream("in", key=serdes.string(), value=value)
+    with pytest.raises(TopologyError, match="valid_to"):
+        dated.write_stream(**POSTGRESQL, name="out", key="id", mode="scd2")
+    table = StreamsBuilder().table("in", key=serdes.string(), value=VALUE, store="t")
+    table.to_stream().write_stream(**POSTGRESQL, name="out", key="id", mode="scd2")
+    kept = [one for one in table.graph.nodes.values() if isinstance(one, StatefulNode)]
+    assert [getattr(one.operator, "emit_every_update", None) for one in kept] == [True]
 
 
 def test_options_of_a_data_source_are_texts_as_sparks_are() -> None:

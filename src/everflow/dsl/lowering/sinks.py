@@ -22,11 +22,13 @@ from everflow.dsl.expressions import (
     required_parameters,
 )
 from everflow.dsl.graph_builder import Stream
+from everflow.dsl.lowering.tables import emit_each_update
 from everflow.errors import SetupError, TopologyError
 from everflow.serdes.arrow_types import type_text
 from everflow.sinks.batch import Sink
 from everflow.sinks.data_source import DataSourceSink
 from everflow.sinks.function import BatchFunction
+from everflow.sinks.history import ADDED
 from everflow.topology.graph import EdgeType, WriteNode
 
 FORMATS: Mapping[str, tuple[str, str]] = {
@@ -37,6 +39,8 @@ FORMATS: Mapping[str, tuple[str, str]] = {
     "http": ("everflow.sinks.http_service", "HttpSink"),
 }
 """Module and class of each."""
+UPSERT, VERSIONS = "upsert", "scd2"
+"""Modes of which a row is that of its key; the second keeps each version of it."""
 
 
 def written(
@@ -56,7 +60,10 @@ def written(
     else:
         sink = _built_in(kind, options)
     _check_mode(sink, columns)
-    _check_columns(stream.edge.type, columns)
+    mode = getattr(sink, "mode", "")
+    _check_columns(stream.edge.type, columns, mode)
+    if mode == VERSIONS:
+        emit_each_update(stream.graph, stream.node)
     _add(stream, node_name, sink, columns)
 
 
@@ -171,14 +178,20 @@ def _check_mode(sink: Any, key: tuple[str, ...]) -> None:
     mode, modes = getattr(sink, "mode", None), getattr(sink, "MODES", ())
     if mode is not None and mode not in modes:
         raise TopologyError(f"write_stream: mode is one of {', '.join(modes)}, found {mode!r}")
-    if mode == "upsert" and not key:
-        raise TopologyError("write_stream: mode='upsert' needs key=, the columns of the key")
+    if mode in (UPSERT, VERSIONS) and not key:
+        raise TopologyError(f"write_stream: mode={mode!r} needs key=, the columns of the key")
 
 
-def _check_columns(edge: EdgeType, key: tuple[str, ...]) -> None:
+def _check_columns(edge: EdgeType, key: tuple[str, ...], mode: str) -> None:
+    """Where a row is that of its key, a field of the value that is called as a column of the key,
+    and is of its type, is a copy of it, as in a row of change data: the column is the key's, which
+    a deletion has, too."""
     struct = pa.types.is_struct(edge.value) and edge.value.num_fields
-    values = [one.name for one in edge.value] if struct else ["value"]
-    names = [*key, *values]
+    values = list(edge.value) if struct else [pa.field("value", edge.value)]
+    of_key = [one.type for one in edge.key] if pa.types.is_struct(edge.key) else [edge.key]
+    copies = set(zip(key, of_key, strict=False)) if mode in (UPSERT, VERSIONS) else set()
+    names = [*key, *(one.name for one in values if (one.name, one.type) not in copies)]
+    names += ADDED if mode == VERSIONS else ()
     if twice := {name for name in names if names.count(name) > 1}:
         raise TopologyError(
             f"write_stream: two columns are called {', '.join(sorted(twice))}; name the key's "
