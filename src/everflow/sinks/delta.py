@@ -27,11 +27,13 @@ class DeltaSink:
     storage_options: dict[str, str] | None = field(default=None, repr=False)
     partition_by: list[str] | None = None
     _table: Any = field(default=None, init=False, repr=False)
+    _same: frozenset[TopicPartition] = field(default=frozenset(), init=False, repr=False)
+    """Inputs whose topic was compared: to look for an identifier in the log takes 3 ms."""
 
     PACKAGE, EXTRA = "deltalake", "delta"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_table": None}
+        return {**vars(self), "_table": None, "_same": frozenset()}
 
     def write(self, batch: SinkBatch) -> None:
         """See `Sink`."""
@@ -54,7 +56,7 @@ class DeltaSink:
                 rows = fitting(batch, self.path, pa.schema(table.schema().to_arrow()))
             # Refused if another commit has one of these identifiers and is newer than `table`.
             moved = [Transaction(apps[tp], end) for tp, end in batch.ends.items()]
-            topics = {apps[tp] + TOPIC: _number(batch, tp) for tp in batch.ends}
+            topics = {apps[tp] + TOPIC: _number(batch, tp) for tp in apps.keys() - self._same}
             moved += [Transaction(app, number) for app, number in topics.items() if number]
             write_deltalake(
                 self.path if table is None else table,
@@ -64,12 +66,12 @@ class DeltaSink:
                 storage_options=None if table is not None else self.storage_options,
                 commit_properties=CommitProperties(app_transactions=moved),
             )
-            self._table = table
+            self._table, self._same = table, self._same.union(apps)
 
     def _require_same_topics(
         self, batch: SinkBatch, table: Any, apps: dict[TopicPartition, str]
     ) -> None:
-        kept = {tp: table.transaction_version(app + TOPIC) for tp, app in apps.items()}
+        kept = {tp: table.transaction_version(apps[tp] + TOPIC) for tp in apps.keys() - self._same}
         others = {tp for tp, known in kept.items() if known not in (None, _number(batch, tp))}
         batch.require_same_topics(dict.fromkeys(others, "another"), "write to another table")
 

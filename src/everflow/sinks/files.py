@@ -1,12 +1,13 @@
 """Rows to Parquet files of a folder, a file per task and batch, whole or not there.
 
 A file is written under a hidden name and then linked to its own, which says where the batch
-begins: the link fails if a batch that begins there has been written. The position is in the file's
-metadata.
+begins. The position is in the file's metadata. Both happen under a lock of the sink's inputs: a
+process that was taken for dead, and the new owner, see each other's files.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow.parquet as pq
 
@@ -41,9 +43,11 @@ class ParquetSink:
         default_factory=dict, init=False, repr=False
     )
     """The positions of the inputs that this process has written for, by `_stem`."""
+    _me: bytes = field(default=b"", init=False, repr=False)
+    """This process, in the files of the locks."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_newest": {}}
+        return {**vars(self), "_newest": {}, "_me": b""}
 
     def write(self, batch: SinkBatch) -> None:
         """See `Sink`."""
@@ -54,19 +58,21 @@ class ParquetSink:
                 self._put(folder, f"{batch.sink}-clock-{os.urandom(8).hex()}", batch)
                 return
             stem = _stem(batch)
-            if stem not in self._newest:
-                self._newest[stem] = _position(folder, stem, batch)
-            if not batch.to_write(self._newest[stem]):
-                return
+            with _alone(folder, stem) as lock:
+                self._write(folder, stem, batch, lock)
+
+    def _write(self, folder: Path, stem: str, batch: SinkBatch, lock: int) -> None:
+        self._me = self._me or uuid4().hex.encode()
+        if stem not in self._newest or os.pread(lock, len(self._me), 0) != self._me:
+            # Another process has been here since, or may have. To list a large folder takes long.
+            self._newest[stem] = _position(folder, stem, batch)
+        if batch.to_write(self._newest[stem]):
+            os.pwrite(lock, self._me, 0)
             begin = sum(one.start for one in batch.offsets.values())
-            if not self._put(folder, f"{stem}-{begin:020d}", batch):
-                # Another process has been here since: its position is asked for anew.
-                del self._newest[stem]
-                raise RetriableError(f"{stem}-{begin:020d}.parquet has come to be in {self.path}")
+            self._put(folder, f"{stem}-{begin:020d}", batch)
             self._newest[stem] = batch.ends
 
-    def _put(self, folder: Path, name: str, batch: SinkBatch) -> bool:
-        """False if there is such a file."""
+    def _put(self, folder: Path, name: str, batch: SinkBatch) -> None:
         hidden = folder / f".{name}.{os.getpid()}"
         position = json.dumps({str(tp): end for tp, end in batch.ends.items()}).encode()
         topics = json.dumps(dict(batch.topic_ids)).encode()
@@ -79,8 +85,6 @@ class ParquetSink:
                 out.flush()
                 os.fsync(out.fileno())
             os.link(hidden, folder / f"{name}.parquet")
-        except FileExistsError:
-            return False
         finally:
             hidden.unlink(missing_ok=True)
         at = os.open(folder, os.O_RDONLY)
@@ -88,7 +92,18 @@ class ParquetSink:
             os.fsync(at)  # the name, too, outlives a crash of the machine
         finally:
             os.close(at)
-        return True
+
+
+@contextmanager
+def _alone(folder: Path, stem: str) -> Iterator[int]:
+    """The open file of the lock, which says who wrote last. RetriableError while another process
+    has it, which was taken for dead."""
+    lock = os.open(folder / f".{stem}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def _stem(batch: SinkBatch) -> str:
@@ -102,7 +117,10 @@ def _position(folder: Path, stem: str, batch: SinkBatch) -> dict[TopicPartition,
     """Of the newest file: later batches begin later. SinkError if it is of another topic, or has
     a column in another type."""
     digest = stem.rpartition("-")[2]
-    names = [name for name in os.listdir(folder) if f"-{digest}-" in name and name[0] != "."]
+    names = [name for name in os.listdir(folder) if f"-{digest}-" in name]
+    for name in [name for name in names if name.startswith(".")]:
+        names.remove(name)
+        (folder / name).unlink(missing_ok=True)  # of a process that died
     if not names:
         return {}
     newest = max(names, key=lambda name: name.rpartition("-")[2])

@@ -67,9 +67,7 @@ class IcebergSink:
             if not batch.to_write({tp: int(at) for tp, (at, _, _) in stored.items()}):
                 return
             rows = fitting(batch, self.table, table.schema().as_arrow())
-            # The commit is refused if the table's branch has moved since it was read above: a retry
-            # of pyiceberg's own (0.12) would append rows that the other commit may have.
-            table.metadata = table.metadata.model_copy(update={"properties": _no_retry(table)})
+            table.metadata = _for_a_commit(table)
             with table.transaction() as moved:
                 moved.append(rows)
                 if keys:
@@ -109,5 +107,19 @@ class IcebergSink:
             raise
 
 
-def _no_retry(table: Any) -> dict[str, str]:
-    return {**table.properties, "commit.retry.num-retries": "0"}
+def _for_a_commit(table: Any) -> Any:
+    """The table's metadata as a transaction is to see it. What is sent to the catalog are changes.
+
+    Without retries of pyiceberg's own (0.12): the commit is refused if the branch has moved since
+    the position was read, and a retry would append rows that the other commit may have. Without
+    history: a transaction copies all of it 19 times, which took 0.4 s of CPU at 180 snapshots.
+    """
+    current = table.current_snapshot()
+    return table.metadata.model_copy(
+        update={
+            "properties": {**table.properties, "commit.retry.num-retries": "0"},
+            "snapshots": [] if current is None else [current],
+            "snapshot_log": table.metadata.snapshot_log[-1:],
+            "metadata_log": [],
+        }
+    )

@@ -74,6 +74,7 @@ def test_another_commit_in_between_is_met_by_the_next_attempt(
     assert values(sink) == list(range(6))
     table = load_catalog(sink.catalog, **sink.properties).load_table(sink.table)
     assert "commit.retry.num-retries" not in table.properties, "a setting of theirs"
+    assert len(table.snapshots()) == 2, "the catalog keeps the history that a commit leaves out"
 
 
 def test_a_commit_of_another_s_rows_in_between_loses_nothing(

@@ -3,6 +3,7 @@ statements are made of, with a fake of its connection."""
 
 import decimal
 import errno
+import fcntl
 import http.server
 import json
 import os
@@ -107,11 +108,41 @@ def test_a_process_that_was_taken_for_dead_does_not_write_the_batch_again(sink: 
     sink.write(batch(4, 10))
     if isinstance(late, DeltaSink):
         late._table.update_incremental = lambda: None  # it has looked already
-    with pytest.raises(RetriableError):
-        late.write(batch(4, 12))
+        with pytest.raises(RetriableError):
+            late.write(batch(4, 12))
     with pytest.raises(SinkAhead):
         late.write(batch(4, 12))
     assert rows_of(sink) == list(range(10))
+
+
+def test_rows_of_one_that_was_taken_for_dead_are_seen_where_the_new_owner_had_none(
+    sink: Any,
+) -> None:
+    """The new owner's batch from 4 to 7 had no rows: nothing says in the sink that it was."""
+    late = other_process(sink)
+    sink.write(batch(0, 4))
+    late.write(batch(4, 10))
+    with pytest.raises(SinkAhead) as ahead:
+        sink.write(batch(7, 15))
+    assert ahead.value.ends == {IN: 10}
+    assert rows_of(sink) == list(range(10))
+
+
+def test_files_of_one_batch_are_written_by_one_process_at_a_time(tmp_path: Path) -> None:
+    """One that was taken for dead stands in the middle of a file; what is left of another, which
+    died there, goes."""
+    sink = ParquetSink(path=str(tmp_path))
+    sink.write(batch(0, 4))
+    (lock,) = tmp_path.glob(".*.lock")
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(RetriableError):
+            sink.write(batch(4, 8))
+    left = tmp_path / f"{lock.name.removesuffix('.lock')}-{4:020d}.99"
+    left.touch()
+    other_process(sink).write(batch(4, 8))
+    assert not left.exists()
+    assert rows_of(sink) == list(range(8))
 
 
 def test_a_topic_that_was_created_again_is_noticed(sink: Any) -> None:
@@ -182,7 +213,7 @@ def test_a_file_that_cannot_be_whole_is_not_there(
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RetriableError, match="No space left"):
         sink.write(batch(0, 4))
-    assert os.listdir(tmp_path) == []
+    assert [name for name in os.listdir(tmp_path) if not name.endswith(".lock")] == []
     monkeypatch.undo()
     sink.write(batch(0, 4))
     assert rows_of(sink) == [0, 1, 2, 3]
