@@ -10,7 +10,7 @@ from bench.connect.groups import GroupPlan
 from bench.connect.measure import Course
 from bench.connect.simulated import EVENTS
 
-WIDTH, HEIGHT, LEFT, TOP, GAP = 860, 150, 60, 60, 50
+WIDTH, HEIGHT, LEFT, TOP, GAP = 860, 150, 60, 70, 50
 _INK, _FAINT = "#1f2933", "#d8dee6"
 _COLOURS = {
     ("everflow", "cooperative"): "#2563eb",
@@ -38,9 +38,12 @@ def drawing(plan: GroupPlan, courses: Sequence[Course]) -> str:
         '<rect width="100%" height="100%" fill="#ffffff"/>',
         f'<text x="{LEFT}" y="20" font-size="15">{escape(title)}</text>',
     ]
-    for number, (key, colour) in enumerate(_COLOURS.items()):
-        x = LEFT + number * 145
-        parts.append(f'<text x="{x}" y="40" fill="{colour}" font-size="11">{": ".join(key)}</text>')
+    drawn = {(one.system, one.mode) for one in courses}
+    for number, key in enumerate(one for one in _COLOURS if one in drawn):
+        x, y = LEFT + number % 3 * 290, 35 + number // 3 * 13
+        parts.append(
+            f'<text x="{x}" y="{y}" fill="{_COLOURS[key]}" font-size="11">{": ".join(key)}</text>'
+        )
     for number, event in enumerate(events):
         of_event = [one for one in courses if one.event == event]
         parts += _panel(TOP + number * (HEIGHT + GAP), event, of_event)

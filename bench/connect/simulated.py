@@ -40,7 +40,7 @@ class SimulatedPlan:
     tasks_each: int = 4
     bounced: int = 3
     down_s: float = 10.0
-    lost_s: float = 30.0
+    lost_s: float = 20.0
     delay_s: float = 60.0
     seed: int = 1
     modes: tuple[str, ...] = MODES
@@ -55,8 +55,8 @@ class SimulatedPlan:
         """The simulated group."""
         large = members > LARGE
         timings = Timings(
-            poll_ms=1_000.0,
-            step_ms=1_000.0 if large else 50.0,
+            poll_ms=5_000.0 if large else 1_000.0,
+            step_ms=2_000.0 if large else 50.0,
             heartbeat_ms=2_000 if large else 500,
         )
         return SimulationSettings(
@@ -143,7 +143,6 @@ def simulate(plan: SimulatedPlan, members: int, event: str, mode: str) -> Outcom
     with Simulation(plan.settings(members, mode), plan.seed, decide=owners) as group:
         group.start_with_state(members, 0)
         group.settle(600_000, check_ms)
-        group.run_for(10_000)
         before, outages, moved = _places(group), len(group.outages), owners.moved
         began_ms, lost_ms = group.now_ms, group.count_pauses()
         rebalances = group.coordinator.rebalances
