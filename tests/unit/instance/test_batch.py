@@ -31,6 +31,7 @@ from everflow.protocol.messages import (
     CommitMetadata,
     LetterGroup,
     Puts,
+    Rows,
     Sent,
     StorePlace,
     TaskContext,
@@ -83,7 +84,7 @@ def test_a_result_comes_back_from_its_line() -> None:
             [Sent("out", "t", 2, 9)],
             [Puts(str(TASK), "counts", 1)],
             [LetterGroup("ValueError", "map", "in", 2, "in-0@5 (ValueError: bad)")],
-            rows=[("lake", 2)],
+            rows=[Rows("lake", 2, 90, 1.5)],
         ),
     )
     assert from_line(as_line(result)) == result
@@ -92,11 +93,13 @@ def test_a_result_comes_back_from_its_line() -> None:
 def test_rows_and_errors_are_counted_by_connector() -> None:
     metrics, clock = Metrics(), ManualClock(7_000)
     counts = BatchCounts(metrics, clock, 0)
-    rows = BatchFigures(rows=[("lake", 2), ("table", 3), ("lake", 5)])  # a call for each task
-    counts.add(BatchResult(outcome=COMMITTED, figures=rows))
+    calls = [Rows("lake", 2, 20, 500.0), Rows("table", 3, 30, 0.0), Rows("lake", 5, 50, 250.0)]
+    counts.add(BatchResult(outcome=COMMITTED, figures=BatchFigures(rows=calls)))
     counts.failed("lake", "no answer at app.py:3")
     series, labels = metrics.series(), ("lake",)
     assert series[names.CONNECTOR_ROWS] == {labels: 7, ("table",): 3}
+    assert series[names.CONNECTOR_BYTES] == {labels: 70, ("table",): 30}
+    assert series[names.CONNECTOR_SECONDS] == {labels: 0.75, ("table",): 0}
     assert series[names.CONNECTOR_ERRORS] == {labels: 1}
     assert series[names.CONNECTOR_FAILED] == {labels: clock.now_ms()}
     assert metrics.notes(names.CONNECTOR_ERRORS) == {labels: "no answer at app.py:3"}

@@ -380,7 +380,7 @@ def test_connectors_by_state() -> None:
     assert found["everflow_connector_tasks", ("FAILED", "lake")] == 1
     assert found["everflow_connector_tasks", ("PAUSED", "lake")] == 1
     assert found["everflow_connector_lag", ("lake",)] == 73
-    assert found["everflow_connector_rows_total", ("lake",)] == 500
+    assert found["everflow_connector_rows_total", ("lake",)] == 11
     assert found["everflow_connector_errors_total", ("lake",)] == 2
 
 
