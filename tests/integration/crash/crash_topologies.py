@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,7 +121,7 @@ class SlowReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         for batch in range(SPLIT_BATCHES):
-            time.sleep(0.25)  # a source that is slow
+            threading.Event().wait(0.25)  # a source that is slow
             first = batch * BATCH_ROWS
             ns = [str(n) for n in range(first, first + BATCH_ROWS)]
             columns = {"split": [str(partition.value)] * BATCH_ROWS, "n": ns}
