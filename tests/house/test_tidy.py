@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,12 @@ def test_tests_wait_for_conditions_and_never_sleep(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=_id)
 def test_no_traces_of_one_machine(path: Path) -> None:
     assert banned(path.read_text(errors="replace")) == []
+
+
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """Their folders are no packages: two of one name cannot be collected by one command."""
+    names = Counter(path.name for path in TESTS if path.name.startswith("test_"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_the_rules_catch() -> None:

@@ -152,6 +152,12 @@ RESOURCES: Mapping[str, tuple[ResourceType, tuple[str, ...], bool]] = {
         False,
     ),
     "topics of which the group has committed offsets": (ResourceType.TOPIC, ("{source}",), False),
+    "topic `<application.id>-everflow-connectors-changelog`": (
+        TOPIC,
+        ("{application}-everflow-connectors-changelog",),
+        False,
+    ),
+    "topics that the connectors read": (ResourceType.TOPIC, ("{source}",), False),
     "topics that are to be listed": (ResourceType.TOPIC, ("{output}",), False),
     "the topic": (ResourceType.TOPIC, ("{output}",), False),
 }
