@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import re
@@ -9,7 +10,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -122,6 +123,12 @@ def shown(value: object, most: int = 200) -> str:
     except BaseException as error:
         return f"<{type(value).__name__}, whose __repr__ raises {type(error).__name__}>"
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The end of a sentence about a wrong ``name``: the known one that is nearest, or nothing."""
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def error_text(error: BaseException) -> str:

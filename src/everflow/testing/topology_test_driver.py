@@ -82,7 +82,7 @@ from everflow.topology.plan import (
 )
 from everflow.topology.program import Topology, checked_topology
 from everflow.topology.subtopologies import SubTopologies, cut, internal_topics, tasks
-from everflow.user_program import user_line
+from everflow.user_program import did_you_mean, user_line
 from everflow.worker.columns import ColumnClient
 from everflow.worker.decode import LogDecoder
 from everflow.worker.deliver import deliver
@@ -524,8 +524,7 @@ class _Outputs:
     def of(self, topic: str) -> deque[RawRecord]:
         """A topic's records that have not been read; TopologyError where none is ever written."""
         if topic not in self._fixed | self._internal and not self._chosen_per_record:
-            near = difflib.get_close_matches(topic, self._fixed | self._internal, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(topic, self._fixed | self._internal)
             writes = ", ".join(sorted(self._fixed)) or "no output topic"
             internal = (
                 f" (and internally {', '.join(sorted(self._internal))})" if self._internal else ""

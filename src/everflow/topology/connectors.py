@@ -101,10 +101,12 @@ def sharing(name: str, found: Mapping[str, Connector], subs: SubTopologies) -> l
     shared = [f"{one.kind} {one.name}" for one in others if parts & one.subtopologies]
     stopped = [sub for sub in subs.subtopologies if sub.index in parts]
     nodes = [node for sub in stopped for node in sub.nodes]
-    own = {topic for node in nodes if isinstance(node, SourceNode) for topic in node.topics}
+    of_source = nodes if found[name].kind == SOURCE else []
+    read = {topic for node in of_source if isinstance(node, SourceNode) for topic in node.topics}
+    own = set[str]()
     for node in nodes:
         match node:
-            case SinkNode(topic=str(topic)) if topic not in own:
+            case SinkNode(topic=str(topic)) if topic not in read:
                 shared.append(f"topic {topic}")
             case SinkNode() if not isinstance(node.topic, str):
                 shared.append(f"output {node.name}")

@@ -80,13 +80,11 @@ def _write(
     op = given.op
     try:
         op.node.sink.write(batch)
-    except SinkAhead:
-        raise
     except RefusedRows as refused:
         Failures(op, sources, rows, every=True).raise_of(refused.rows, PRODUCTION)
     except RetriableError as error:
         raise RetriableError(f"Sink {op.name}: {error}", inputs) from error
-    except EverflowError:
+    except (SinkAhead, EverflowError):
         raise
     except BaseException as error:
         require_users(error)

@@ -1,10 +1,8 @@
 """Sinks that are slow, down, full or of another schema, for real (the table in note 072): what each
 is for the batch, that nothing of it is there, and that it is there once the fault has passed."""
 
-import http.server
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,7 +12,6 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.catalog import load_catalog
 
 from chaos.rounds.surroundings import SmallDisk
 from everflow import SinkBatch
@@ -26,7 +23,8 @@ from everflow.sinks.http_service import HttpSink
 from everflow.sinks.iceberg import IcebergSink
 from everflow.sinks.postgresql import PostgresSink
 from integration.debezium.postgres import USER, Postgres, server
-from unit.sinks.test_sinks import batch, rows_of
+from unit.sinks import test_iceberg
+from unit.sinks.test_sinks import Service, batch, rows_of, serving
 
 NOBODY = "http://127.0.0.1:1"
 """No service has this port."""
@@ -55,23 +53,12 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         yield made
 
 
-def iceberg(folder: Path, warehouse: Path) -> IcebergSink:
-    properties = {
-        "type": "sql",
-        "uri": f"sqlite:///{folder}/catalog.db?timeout=0.2",
-        "warehouse": f"file://{warehouse}",
-    }
-    catalog = load_catalog("tests", **properties)
-    catalog.create_namespace("shop")
-    catalog.create_table("shop.rows", schema=batch(0, 1).rows.schema)
-    return IcebergSink(table="shop.rows", catalog="tests", properties=properties)
-
-
 def values(sink: Any) -> list[int]:
-    if not isinstance(sink, IcebergSink):
-        return rows_of(sink)
-    table = load_catalog(sink.catalog, **sink.properties).load_table(sink.table)
-    return sorted(table.scan().to_arrow().column("v").to_pylist())
+    return test_iceberg.values(sink) if isinstance(sink, IcebergSink) else rows_of(sink)
+
+
+def iceberg(folder: Path, warehouse: Path) -> IcebergSink:
+    return test_iceberg.table_at(folder, warehouse, "?timeout=0.2")
 
 
 SINKS: dict[str, Callable[[Path, Path], Any]] = {
@@ -236,27 +223,6 @@ def in_a_table_space(postgres: Postgres, disk: SmallDisk, folder: Path) -> None:
 # --- HTTP -----------------------------------------------------------------------------------------
 
 
-@contextmanager
-def answering(status: int) -> Iterator[str]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    made = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{made.server_address[1]}/rows"
-    finally:
-        made.shutdown()
-        made.server_close()
-
-
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
@@ -269,7 +235,7 @@ def answering(status: int) -> Iterator[str]:
     ],
 )
 def test_an_answer_of_a_service_passes_or_does_not(status: int, kind: type) -> None:
-    with answering(status) as url, pytest.raises(kind, match=str(status)):
+    with serving(Service([status])) as url, pytest.raises(kind, match=str(status)):
         HttpSink(url=url).write(batch(0, 1))
 
 

@@ -19,10 +19,15 @@ from unit.sinks.test_sinks import IN, batch, created_again
 
 @pytest.fixture
 def sink(tmp_path: Path) -> IcebergSink:
+    return table_at(tmp_path, tmp_path / "warehouse")
+
+
+def table_at(folder: Path, warehouse: Path, options: str = "") -> IcebergSink:
+    """Of a table that is made here. ``options``: of SQLite, which has the catalog."""
     properties = {
         "type": "sql",
-        "uri": f"sqlite:///{tmp_path}/catalog.db",
-        "warehouse": f"file://{tmp_path}/warehouse",
+        "uri": f"sqlite:///{folder}/catalog.db{options}",
+        "warehouse": f"file://{warehouse}",
     }
     catalog = load_catalog("tests", **properties)
     catalog.create_namespace("shop")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib import import_module
@@ -30,6 +29,7 @@ from everflow.sinks.data_source import DataSourceSink
 from everflow.sinks.function import BatchFunction
 from everflow.sinks.history import ADDED
 from everflow.topology.graph import EdgeType, WriteNode
+from everflow.user_program import did_you_mean
 
 FORMATS: Mapping[str, tuple[str, str]] = {
     "postgresql": ("everflow.sinks.postgresql", "PostgresSink"),
@@ -118,22 +118,25 @@ def _annotated(action: Callable[..., Any]) -> str:
 
 
 def _built_in(kind: object, options: Mapping[str, Any]) -> Sink:
-    if not isinstance(kind, str) or kind not in FORMATS:
-        near = difflib.get_close_matches(str(kind), FORMATS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise TopologyError(
-            f"write_stream: format is one of {', '.join(FORMATS)}, or a DataSource class of "
-            f"PySpark (the class, not its name), found {kind!r}{hint}"
-        )
-    module, name = FORMATS[kind]
-    made: Any = getattr(import_module(module), name)
+    made = format_class("write_stream", kind, FORMATS)
     check_options("write_stream", kind, made, options)
     sink: Sink = made(**options)
     return sink
 
 
+def format_class(operator: str, kind: object, formats: Mapping[str, tuple[str, str]]) -> Any:
+    """The class of a built-in format. TopologyError for another word."""
+    if not isinstance(kind, str) or kind not in formats:
+        raise TopologyError(
+            f"{operator}: format is one of {', '.join(formats)}, or a DataSource class of PySpark "
+            f"(the class, not its name), found {kind!r}{did_you_mean(kind, formats)}"
+        )
+    module, name = formats[kind]
+    return getattr(import_module(module), name)
+
+
 def check_options(
-    operator: str, kind: str, made: Any, options: Mapping[str, Any], own: Collection[str] = ()
+    operator: str, kind: object, made: Any, options: Mapping[str, Any], own: Collection[str] = ()
 ) -> None:
     """SetupError without the package of ``made``, a dataclass; TopologyError for options that are
     not its fields, or are one of its ``own``, and for those that are missing."""
@@ -145,10 +148,9 @@ def check_options(
     known = {one.name: one for one in fields if one.init and one.name not in own}
     for option in options:
         if option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
             raise TopologyError(
-                f"{operator}: {kind} has no option {option!r}; it has {', '.join(known)}{hint}"
+                f"{operator}: {kind} has no option {option!r}; it has {', '.join(known)}"
+                f"{did_you_mean(option, known)}"
             )
     missing = [
         one.name

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +12,7 @@ from pyspark.sql.datasource import DataSource
 from everflow import serdes
 from everflow.dsl.expressions import Edge, check_name, default_serde
 from everflow.dsl.graph_builder import GraphBuilder, Stream, store_spec
-from everflow.dsl.lowering.sinks import check_options, option_text
+from everflow.dsl.lowering.sinks import check_options, format_class, option_text
 from everflow.errors import EverflowError, TopologyError
 from everflow.operators.processors.process import ProcessSpec
 from everflow.operators.processors.processor import Punctuation, PunctuationType
@@ -23,6 +21,7 @@ from everflow.serdes.arrow_types import normal_type, type_text
 from everflow.sources.data_source import PythonDataSource, made
 from everflow.sources.splits import Source
 from everflow.topology.graph import FunctionExpr
+from everflow.user_program import did_you_mean
 from everflow.windows import Duration, checked_ms
 
 FORMATS: Mapping[str, tuple[str, str]] = {
@@ -92,20 +91,12 @@ def _source(
 ) -> Source:
     if isinstance(kind, type) and issubclass(kind, DataSource):
         return _data_source(operator, kind, schema, options, streams=streams)
-    if not isinstance(kind, str) or kind not in FORMATS:
-        near = difflib.get_close_matches(str(kind), FORMATS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise TopologyError(
-            f"{operator}: format is one of {', '.join(FORMATS)}, or a DataSource class of PySpark "
-            f"(the class, not its name), found {kind!r}{hint}"
-        )
+    made = format_class(operator, kind, FORMATS)
     if schema is None:
         raise TopologyError(
             f"{operator}({kind!r}) needs schema=, the columns that are read: "
             f"schema='item string, amount double'"
         )
-    module, class_name = FORMATS[kind]
-    made: Any = getattr(import_module(module), class_name)
     check_options(operator, kind, made, options, made.OWN)
     own: dict[str, Any] = {"columns": _columns(operator, schema)}
     if "once" in made.OWN:
@@ -181,9 +172,7 @@ def _check_time(operator: str, source: Source, timestamp: str | None) -> None:
 
 def _require_column(operator: str, part: str, source: Source, name: object) -> None:
     if name not in source.columns.names:
-        near = difflib.get_close_matches(str(name), source.columns.names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
         raise TopologyError(
             f"{operator}: {part} names a column of {', '.join(source.columns.names)}, found "
-            f"{name!r}{hint}"
+            f"{name!r}{did_you_mean(name, source.columns.names)}"
         )
