@@ -724,6 +724,7 @@ class KStream(_StreamOrTable):
         *,
         name: str,
         key: str | Iterable[str] | None = None,
+        every: Duration | None = None,
         **options: Any,
     ) -> None:
         """Writes the records as rows to another system: one transaction per task and micro-batch.
@@ -741,9 +742,12 @@ class KStream(_StreamOrTable):
         is not written. With ``mode="upsert"`` it is required; a null value deletes the key's row.
         So it is with ``"scd2"``, which keeps a row for each version of a key, with ``valid_from``,
         ``valid_to`` (null: current) and ``is_current``; a null value ends the current version.
+        ``every``: how often the sink's tasks run while they have less than a whole batch, as
+        Spark's ``trigger(processingTime=...)``; by default as soon as there are records. It holds
+        for all that the same tasks do: ``repartition`` gives the sink tasks of its own.
         Raises SetupError if a package is missing.
         """
-        sinks.written(self._stream, format, name, key, options)
+        sinks.written(self._stream, format, name, key, every, options)
 
     @builder_call
     def for_each_batch(self, action: Callable[..., object], *, name: str | None = None) -> None:

@@ -633,6 +633,7 @@ class ClusterPorts:
             keep_alive_ms=min([config.keep_alive_ms, *clocks.values()]),
             clocked=frozenset(clocks) | plan.asking,
             asking=plan.asking,
+            every_ms=plan.every_ms,
             max_task_idle_ms=config.max_task_idle_ms,
             idle=plan.idle,
             functions=plan.functions,

@@ -332,12 +332,13 @@ class WriteNode(Node):
     ``key``: the names of the columns that the key becomes beside the fields of the value (or
     ``value``), in the place of fields of the same name; empty: it is left out. None: the rows have
     what expressions see. ``one_input``: it names a batch by a number, which only a task with one
-    input has.
+    input has. ``every_ms``: how often its tasks run, where there is less than a whole batch.
     """
 
     sink: Sink
     key: tuple[str, ...] | None
     one_input: bool = False
+    every_ms: int = 0
     label: str = "SINK"
 
 

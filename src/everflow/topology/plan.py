@@ -385,6 +385,15 @@ class PhysicalPlan:
         return frozenset()
 
     @property
+    def every_ms(self) -> Mapping[int, int]:
+        """Sub-topologies whose rows are written at intervals (ms): the longest of their sinks'."""
+        found: dict[int, int] = {}
+        for op in self.ops:
+            if isinstance(op, WriteOp) and op.node.every_ms:
+                found[op.subtopology] = max(op.node.every_ms, found.get(op.subtopology, 0))
+        return found
+
+    @property
     def wall_clocks(self) -> Mapping[int, int]:
         """Sub-topologies that the wall clock runs, and how often (ms)."""
         found: dict[int, int] = {}

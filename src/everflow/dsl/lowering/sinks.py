@@ -30,6 +30,7 @@ from everflow.sinks.function import BatchFunction
 from everflow.sinks.history import ADDED
 from everflow.topology.graph import EdgeType, WriteNode
 from everflow.user_program import did_you_mean
+from everflow.windows import Duration, duration_ms
 
 FORMATS: Mapping[str, tuple[str, str]] = {
     "postgresql": ("everflow.sinks.postgresql", "PostgresSink"),
@@ -48,6 +49,7 @@ def written(
     kind: str | type,
     name: str,
     key: str | Iterable[str] | None,
+    every: Duration | None,
     options: Mapping[str, Any],
 ) -> None:
     check_name("sink", name)
@@ -64,7 +66,7 @@ def written(
     _check_columns(stream.edge.type, columns, mode)
     if mode == VERSIONS:
         emit_each_update(stream.graph, stream.node)
-    _add(stream, node_name, sink, columns)
+    _add(stream, node_name, sink, columns, 0 if every is None else duration_ms(every))
 
 
 def called_for_batch(stream: Stream, action: Callable[..., Any], name: str | None) -> None:
@@ -90,7 +92,9 @@ def called_for_batch(stream: Stream, action: Callable[..., Any], name: str | Non
     _add(stream, node_name, BatchFunction(action, takes or 1, of_pandas), None)
 
 
-def _add(stream: Stream, name: str, sink: Sink, key: tuple[str, ...] | None) -> None:
+def _add(
+    stream: Stream, name: str, sink: Sink, key: tuple[str, ...] | None, every_ms: int = 0
+) -> None:
     stream.graph.add(
         WriteNode(
             name=name,
@@ -99,6 +103,7 @@ def _add(stream: Stream, name: str, sink: Sink, key: tuple[str, ...] | None) -> 
             sink=sink,
             key=key,
             one_input=isinstance(sink, DataSourceSink),
+            every_ms=every_ms,
         )
     )
 

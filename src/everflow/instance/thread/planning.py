@@ -31,6 +31,8 @@ class BatchPlanner:
     idling: TaskIdling
     idle_sources: IdleSources
     clocked: frozenset[int]
+    every_ms: Mapping[int, int]
+    """Sub-topologies whose rows go to their sinks at intervals (`WriteNode.every_ms`)."""
     retries: RetryPolicy
     ends: EndOffsets
     paused: Callable[[], bool]
@@ -39,11 +41,15 @@ class BatchPlanner:
     _stuck_at: Offsets | None = None
     """Log ends at which a batch read nothing: until they change, the next one would not either."""
     _planned_ms: float = 0.0
+    _written_ms: dict[int, float] = field(default_factory=dict)
+    """When records of those with an interval were committed last (monotonic)."""
+    _due_ms: float = math.inf
 
     @property
     def left_ms(self) -> float:
         """Time until the first task has waited long enough, or the first source counts as idle."""
-        return min(self.idling.left_ms, self.idle_sources.left_ms)
+        due_ms = self._due_ms - self.clock.monotonic_ms()
+        return max(0.0, min(self.idling.left_ms, self.idle_sources.left_ms, due_ms))
 
     def forget(self) -> None:
         self._stuck_at = None
@@ -88,6 +94,11 @@ class BatchPlanner:
         self, planned: PlannedBatch, result: BatchResult, read: int, tasks: Tasks
     ) -> None:
         self.idle_sources.advanced(tasks.values(), planned.idle, self._planned_ms)
+        if self.every_ms:
+            read_of = {tp for tp, one in planned.ranges.items() if one.end > one.start}
+            mine = {one.id.subtopology for one in tasks.values() if read_of & {*one.inputs}}
+            now_ms = self.clock.monotonic_ms()
+            self._written_ms |= dict.fromkeys(mine & self.every_ms.keys(), now_ms)
         # An input that ran dry may hold the others back (D3): wait for it to grow.
         if not is_empty(planned.ranges):
             # One whose records wait for answers does not: the next batch waits for these.
@@ -99,14 +110,28 @@ class BatchPlanner:
         now_ms = self.clock.monotonic_ms()
         if not self.idle_sources.sources or self.paused() or self.ends.failing_ms() > 0:
             return {}
-        resting = self.retries.resting(now_ms)
+        resting = self._resting(tasks)
         known = self.retries.stalled.with_known_ends(tasks, resting, self.ends)
         self._planned_ms = now_ms
         return self.idle_sources.due(known, available, now_ms)
 
     def _available(self, tasks: Tasks) -> dict[TopicPartition, OffsetRange]:
-        resting = self.retries.resting(self.clock.monotonic_ms())
-        return unread(tasks.values(), self.ends.ends(), resting)
+        return unread(tasks.values(), self.ends.ends(), self._resting(tasks))
+
+    def _resting(self, tasks: Tasks) -> frozenset[TaskId]:
+        """Tasks of which nothing is read now. One whose rows are written at intervals rests until
+        its time, unless it has records for a whole batch."""
+        now_ms = self.clock.monotonic_ms()
+        resting, self._due_ms = self.retries.resting(now_ms), math.inf
+        for subtopology, every_ms in self.every_ms.items():
+            due_ms = self._written_ms.get(subtopology, -math.inf) + every_ms
+            mine = [one for name, one in tasks.items() if name.subtopology == subtopology]
+            found = unread(mine, self.ends.ends(), resting) if now_ms < due_ms else {}
+            count = sum(one.end - one.start for one in found.values())
+            if found and count < self.retries.size.records(self.retries.bounds):
+                resting |= {one.id for one in mine}
+                self._due_ms = min(self._due_ms, due_ms)
+        return resting
 
 
 def unread(

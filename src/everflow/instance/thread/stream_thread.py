@@ -76,6 +76,7 @@ OpenJob = Callable[[int], Job]
 class ThreadSettings:
     """Constant for the thread's life; times in ms. ``clocked``: sub-topologies that are in every
     batch, for the wall clock calls their methods, or since they are ``asking`` services;
+    ``every_ms``: those whose rows are written at intervals;
     ``keep_alive_ms`` is at most the shortest of their intervals. ``idle``: inputs with an idleness
     time-out, by sub-topology and topic. ``functions``: the plan has Python functions;
     ``may_continue``: `RetryPolicy`."""
@@ -89,6 +90,7 @@ class ThreadSettings:
     keep_alive_ms: float
     clocked: frozenset[int] = frozenset()
     asking: frozenset[int] = frozenset()
+    every_ms: Mapping[int, int] = field(default_factory=dict)
     max_task_idle_ms: int = 0
     idle: Mapping[int, Mapping[str, IdleSource]] = field(default_factory=dict)
     functions: bool = False
@@ -208,6 +210,7 @@ class StreamThread:
             idling=TaskIdling(self.settings.max_task_idle_ms),
             idle_sources=IdleSources(self.settings.idle, self.services.consumed),
             clocked=self.settings.clocked,
+            every_ms=self.settings.every_ms,
             retries=self.retries,
             ends=self.services.ends,
             paused=self.services.paused,

@@ -121,6 +121,24 @@ def test_a_batch_of_nothing_is_followed_by_one_where_records_wait_for_answers(
     assert (len(world.requests) > requests + 1) == again
 
 
+def test_tasks_whose_rows_are_written_at_intervals_wait_for_their_time(world: World) -> None:
+    """But for a whole batch of records."""
+    world.thread._planner.every_ms = {TASK.subtopology: 60_000}
+    world.give_task()
+    world.end = 5
+    world.turns(2)
+    assert [r.ranges[IN] for r in world.requests if r.ranges] == [(0, 5)]
+    written_ms, world.end = world.clock.monotonic_ms(), 20
+    while [r.ranges[IN] for r in world.requests if r.ranges][-1] == (0, 5):
+        world.turn()
+    assert world.requests[-1].ranges == {IN: (5, 20)}
+    assert 60_000 <= world.clock.monotonic_ms() - written_ms <= 60_100
+    world.end = 250
+    world.turns(4)
+    ranges = [r.ranges[IN] for r in world.requests if r.ranges]
+    assert ranges[2:] == [(20, 120), (120, 220)]
+
+
 @pytest.mark.parametrize("outside", [CALLS, SINKS])
 def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(
     world: World, outside: str
