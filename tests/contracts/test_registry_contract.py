@@ -1,9 +1,13 @@
 """A schema registry as the serdes use it: the one for tests, and Apicurio's."""
 
+import base64
+import json
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from google.protobuf import descriptor_pb2
 
 from contracts.apicurio import apicurio
 from everflow import serdes
@@ -101,3 +105,83 @@ def test_protobuf_and_json_schema(url: str) -> None:
     data = own.encode(value)
     latest = serdes.json_schema(registry=url, subject="js-value")
     assert (latest.type, latest.decode(data)) == (own.type, value)
+
+
+def registered(url: str, subject: str, text: str, kind: str) -> int:
+    """Its id, as who registers it from CI gets it."""
+    body = json.dumps({"schema": text, "schemaType": kind}).encode()
+    headers = {"Content-Type": "application/vnd.schemaregistry.v1+json"}
+    ask = urllib.request.Request(f"{url}/subjects/{subject}/versions", body, headers)
+    with urllib.request.urlopen(ask, timeout=30) as answer:
+        return int(json.load(answer)["id"])
+
+
+SHOP = {**V1, "namespace": "shop", "doc": "What was bought.", "aliases": ["Bought"]}
+WAYS = [
+    pytest.param(V1, lambda schema: json.dumps(schema), id="blanks"),
+    pytest.param(V1, lambda schema: json.dumps(schema, indent=2), id="lines"),
+    pytest.param(SHOP, lambda schema: json.dumps(schema, sort_keys=True), id="order"),
+    pytest.param(
+        SHOP,
+        lambda schema: json.dumps(
+            {
+                **{name: value for name, value in schema.items() if name != "namespace"},
+                "name": "shop.Order",
+                "aliases": ["shop.Bought"],
+            }
+        ),
+        id="whole names",
+    ),
+    pytest.param({"type": "array", "items": {"type": "long"}}, lambda _: ARRAY, id="primitives"),
+]
+ARRAY = '{"items": "long", "type": "array"}'
+
+
+@pytest.mark.parametrize(("schema", "written"), WAYS)
+def test_a_schema_that_is_written_in_another_way_is_found(
+    url: str, schema: Any, written: Any, request: pytest.FixtureRequest
+) -> None:
+    subject = f"{request.node.callspec.id}-avro".replace(" ", "-")
+    wanted = registered(url, subject, written(schema), "AVRO")
+    registered(url, subject, json.dumps({**V2, "name": "Newer"}), "AVRO")
+    for register in (False, True):
+        serde = serdes.avro(schema, registry=url, subject=subject, auto_register=register)
+        assert (serde.version().id, serde.version().version) == (wanted, 1)
+
+
+def test_a_json_schema_that_is_written_in_another_way_is_found(url: str) -> None:
+    id_ = registered(url, "pretty-json", json.dumps(SCHEMA, indent=2, sort_keys=True), "JSON")
+    assert serdes.json_schema(SCHEMA, registry=url, subject="pretty-json").version().id == id_
+
+
+def test_a_protobuf_descriptor_that_is_written_in_another_way_is_found(url: str) -> None:
+    file = descriptor_pb2.FileDescriptorProto()
+    ORDER.DESCRIPTOR.file.CopyToProto(file)
+    file.name = "default"
+    file.source_code_info.location.add(leading_comments="What was bought.")
+    for field in file.message_type[0].field:
+        first, *others = field.name.split("_")
+        field.json_name = first + "".join(map(str.capitalize, others))
+    text = base64.standard_b64encode(file.SerializeToString()).decode()
+    id_ = registered(url, "pretty-pb", text, "PROTOBUF")
+    assert serdes.protobuf(ORDER, registry=url, subject="pretty-pb").version().id == id_
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**SHOP, "doc": "What was sold."},
+        {**SHOP, "namespace": "other"},
+        {**SHOP, "fields": V1["fields"][::-1]},
+        {**SHOP, "fields": [{**V1["fields"][0], "default": 0}, V1["fields"][1]]},
+        {**SHOP, "fields": [{**V1["fields"][0], "aliases": ["key"]}, V1["fields"][1]]},
+    ],
+    ids=["doc", "namespace", "order", "default", "alias"],
+)
+def test_a_schema_that_says_something_else_is_another(
+    url: str, other: Any, request: pytest.FixtureRequest
+) -> None:
+    subject = f"{request.node.callspec.id}-other".replace(" ", "-")
+    registered(url, subject, json.dumps(other), "AVRO")
+    with pytest.raises(SchemaError, match=rf"{subject}\b.* version is 1 "):
+        serdes.avro(SHOP, registry=url, subject=subject).version()

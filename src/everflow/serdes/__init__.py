@@ -31,6 +31,7 @@ from everflow.serdes.primitives import (
     IntegerSerde,
     StringSerde,
 )
+from everflow.serdes.registered import Registered
 from everflow.serdes.schema import arrow_type
 from everflow.serdes.windowed import SessionWindowedSerde, TimeWindowedSerde
 
@@ -133,7 +134,7 @@ def avro(
     references: Sequence[tuple[str, str, int]] = (),
     auto_register: bool = False,
     header_id: bool = False,
-) -> Serde:
+) -> Registered:
     """Avro of ``schema``, its JSON as text or as Python values; None: the latest version of
     ``subject``, which is asked for now.
 
@@ -164,7 +165,7 @@ def protobuf(
     references: Sequence[tuple[str, str, int]] = (),
     auto_register: bool = False,
     header_id: bool = False,
-) -> Serde:
+) -> Registered:
     """Protobuf of ``message``: a class that protoc has generated, or the name of a message in the
     latest schema of ``subject`` (None: its first message), which is asked for now.
 
@@ -185,7 +186,7 @@ def json_schema(
     references: Sequence[tuple[str, str, int]] = (),
     auto_register: bool = False,
     header_id: bool = False,
-) -> Serde:
+) -> Registered:
     """JSON of a JSON Schema, its text or a dict; None: the latest version of ``subject``, which is
     asked for now. Values are read and written as `json` does.
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from everflow.serdes.avro_reading import Unresolved, read_columns, reader
-from everflow.serdes.avro_types import Avro, parsed
+from everflow.serdes.avro_types import Avro, parsed, same_form
 from everflow.serdes.avro_writing import write_columns
 from everflow.serdes.byte_rows import Faults
 from everflow.serdes.registered import Registered
@@ -40,6 +40,9 @@ class AvroSerde(Registered):
             except Unresolved as error:
                 return str(error)
         return ""
+
+    def _meaning(self, schema: Schema) -> object:
+        return same_form(schema.text)
 
 
 def parsed_schema(schema: Schema) -> Avro:

@@ -45,6 +45,7 @@ _MERGED = {
     frozenset({"int", "long"}): "long",
     frozenset({"float", "double"}): "double",
 }
+_NAMED = ("record", "error", "enum", "fixed")
 _DECIMAL_DIGITS = 38
 _MOST_LEVELS = 200
 NO_DEFAULT = "\x00"
@@ -136,7 +137,7 @@ class _Parser:
         if not isinstance(found, Mapping) or "type" not in found:
             raise _wrong(path, f"is no schema: {found!r:.100}")
         kind = found["type"]
-        if kind in ("record", "error", "enum", "fixed"):
+        if kind in _NAMED:
             return self.definition(found, namespace, path)
         if kind in ("array", "map"):
             inner = found.get("items" if kind == "array" else "values")
@@ -211,6 +212,39 @@ class _Parser:
 
 def _wrong(path: str, why: str) -> SerdeError:
     return SerdeError(f"{path.removeprefix('.') or 'the schema'} {why}")
+
+
+def same_form(text: str) -> str:
+    """Equal of two schemas that say the same in all: their names are whole, and they have neither
+    blanks nor an order of attributes."""
+    return json.dumps(_whole_names(_loaded(text), ""), sort_keys=True)
+
+
+def _whole_names(found: Any, namespace: str) -> Any:
+    if isinstance(found, list):
+        return [_whole_names(one, namespace) for one in found]
+    if isinstance(found, str):
+        return found if found in _PRIMITIVES else _full(found, namespace)
+    if not isinstance(found, Mapping):
+        return found
+    made = {name: value for name, value in found.items() if name != "namespace"}
+    if found.get("type") in _NAMED:
+        name = _full(str(found.get("name")), found.get("namespace", namespace) or "")
+        inner = name.rpartition(".")[0]
+        made["name"] = name
+        if "aliases" in made:
+            made["aliases"] = [_full(one, inner) for one in made["aliases"]]
+        if "fields" in made:
+            made["fields"] = [
+                {**one, "type": _whole_names(one.get("type"), inner)} for one in made["fields"]
+            ]
+        return made
+    for part in ("items", "values"):
+        if part in made:
+            made[part] = _whole_names(made[part], namespace)
+    if found.get("type") not in ("array", "map"):
+        made["type"] = _whole_names(found.get("type"), namespace)
+    return made["type"] if list(made) == ["type"] else made
 
 
 def _full(word: str, namespace: str) -> str:

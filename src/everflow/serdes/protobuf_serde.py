@@ -25,6 +25,7 @@ from everflow.serdes.protobuf_types import (
     indexes_of,
     message_at,
     root,
+    same_form,
 )
 from everflow.serdes.protobuf_writing import Write, message_writer, write_columns
 from everflow.serdes.registered import Registered
@@ -99,13 +100,16 @@ class ProtobufSerde(Registered):
             inner = replace(self, schema=Schema(self.format, text, needs))
             found = Registered._found(inner, name)
             if found.version is None:
-                found = self.registry.found(name, inner.schema, register=False)
+                found = self.registry.found(name, inner.schema, self._meaning, register=False)
             known[name] = Reference(name, name, found.version or 1)
         direct = file_of(self.schema.text, MAIN).dependency
         own = tuple(known[one] for one in direct if one in known)
         return Registered._found(
             replace(self, schema=replace(self.schema, references=own)), subject
         )
+
+    def _meaning(self, schema: Schema) -> object:
+        return same_form(schema.text)
 
     def _difference(self, other: Schema) -> str:
         try:

@@ -124,9 +124,32 @@ def file_of(text: str, name: str) -> Any:
     try:
         found.ParseFromString(base64.standard_b64decode(text))
     except Exception as error:
-        raise SerdeError(f"the Protobuf schema is no descriptor of a file: {error}") from error
+        raise SerdeError(
+            f"the Protobuf schema is no descriptor of a file, as a registry gives it that is asked "
+            f"for format=serialized: {text.strip()[:40]!r} ({error})"
+        ) from error
     found.name = name
     return found
+
+
+def same_form(text: str) -> bytes:
+    """Equal of two files that say the same: without a name, comments, and what protoc adds."""
+    found = file_of(text, MAIN)
+    found.ClearField("source_code_info")
+    found.syntax = "" if found.syntax == "proto2" else found.syntax
+    left = list(found.message_type)
+    while left:
+        message = left.pop()
+        left += message.nested_type
+        for field in (*message.field, *message.extension):
+            if field.json_name == _json_name(field.name):
+                field.ClearField("json_name")
+    return bytes(found.SerializeToString(deterministic=True))
+
+
+def _json_name(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(one[:1].upper() + one[1:] for one in others)
 
 
 @lru_cache(maxsize=256)

@@ -75,6 +75,10 @@ class Registered:
         """The first field in which the two schemas do not resolve; empty if there is none."""
         raise NotImplementedError
 
+    def _meaning(self, schema: Schema) -> object:
+        """Equal of two schemas that differ in how they are written alone. SerdeError."""
+        return schema.form
+
     needs_writer: ClassVar[bool] = True
     """False where the values alone say how they are read."""
 
@@ -189,7 +193,9 @@ class Registered:
     def _found(self, subject: str) -> Version:
         assert self.registry is not None
         try:
-            return self.registry.found(subject, self.schema, register=self.auto_register)
+            return self.registry.found(
+                subject, self.schema, self._meaning, register=self.auto_register
+            )
         except MissingSchema as missing:
             raise SchemaError(f"{missing}. {self._cure(subject)}") from missing
         except SchemaError as error:

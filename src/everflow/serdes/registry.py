@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from everflow.errors import ConfigError, EverflowError, RetriableError, SchemaError
 from everflow.handlers import is_outage
+from everflow.serdes.base import SerdeError
 from everflow.serdes.wire_format import SchemaId
 from everflow.user_program import error_text
 
@@ -203,9 +204,45 @@ class Registry:
         with self._answered(f"version {number} of {subject}"):
             return self._version(client.get_version(subject, number, fmt=_form(kind)), kind)
 
-    def found(self, subject: str, schema: Schema, *, register: bool) -> Version:
+    def found(
+        self, subject: str, schema: Schema, meaning: Callable[[Schema], object], *, register: bool
+    ) -> Version:
         """``schema`` under a subject; registered if it is not there and ``register`` says so.
-        MissingSchema, SchemaError (it is not compatible), RetriableError."""
+        MissingSchema, SchemaError (it is not compatible), RetriableError.
+
+        ``meaning``: equal of schemas that say the same; SerdeError of what is none. Apicurio's
+        registry compares texts, so a blank makes another schema."""
+        try:
+            return self._of_text(subject, schema, register=False)
+        except MissingSchema:
+            alike = self._alike(subject, schema, meaning)
+            if alike is not None:
+                return alike
+            if not register:
+                raise
+        return self._of_text(subject, schema, register=True)
+
+    def _alike(
+        self, subject: str, schema: Schema, meaning: Callable[[Schema], object]
+    ) -> Version | None:
+        """The newest version of a subject that says the same as ``schema``."""
+        client = self._client()
+        try:
+            with self._answered(f"the versions of {subject}"):
+                numbers = sorted(client.get_versions(subject), reverse=True)
+        except MissingSchema:
+            return None
+        wanted = meaning(schema), set(schema.references)
+        for number in numbers:
+            try:
+                found = self.version(subject, number, schema.kind)
+                if (meaning(found.schema), set(found.schema.references)) == wanted:
+                    return found._replace(schema=schema)
+            except (MissingSchema, SerdeError):
+                continue  # it was deleted meanwhile, or is of another format
+        return None
+
+    def _of_text(self, subject: str, schema: Schema, *, register: bool) -> Version:
         client = self._client()
         from confluent_kafka.schema_registry import Schema as ClientSchema
         from confluent_kafka.schema_registry import SchemaReference

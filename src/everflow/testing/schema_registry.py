@@ -19,11 +19,13 @@ _SUBJECT = re.compile(r"/subjects/([^/]+)")
 _ID = re.compile(r"/schemas/ids/(\d+)")
 _GUID = re.compile(r"/schemas/guids/([0-9a-f-]+)")
 
-Answer = tuple[int, dict[str, Any]]
+Answer = tuple[int, Any]
 
 
 class SchemaRegistry:
     """A schema registry in the process; serves at ``url`` within ``with``. From any thread.
+
+    As Apicurio's registry, it finds a schema by its text: a blank makes another one.
 
     ``user``: ``name:password``, or a token, that requests must show. ``compatible``: a function of
     the text of the last schema of a subject and of one that is to be registered, which returns why
@@ -107,8 +109,9 @@ class SchemaRegistry:
             return self._by_id(ids.get(match.group(1), 0))
         if (match := _SUBJECT_VERSION.fullmatch(path)) is not None:
             return self._by_version(unquote(match.group(1)), match.group(2))
-        if method == "POST" and (match := _SUBJECT_VERSIONS.fullmatch(path)) is not None:
-            return self._registered(unquote(match.group(1)), body)
+        if (match := _SUBJECT_VERSIONS.fullmatch(path)) is not None:
+            subject = unquote(match.group(1))
+            return self._registered(subject, body) if method == "POST" else self._versions(subject)
         if method == "POST" and (match := _SUBJECT.fullmatch(path)) is not None:
             return self._looked_up(unquote(match.group(1)), body)
         return 404, {"error_code": 404, "message": f"HTTP 404 Not Found: {path}"}
@@ -131,6 +134,11 @@ class SchemaRegistry:
         id_ = self._subjects[subject][number - 1]
         place = {"subject": subject, "version": number, "id": id_, "guid": self.guid(id_)}
         return {**self._schemas[id_ - 1], **place}
+
+    def _versions(self, subject: str) -> Answer:
+        if not self._subjects.get(subject):
+            return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
+        return 200, list(range(1, len(self._subjects[subject]) + 1))
 
     def _looked_up(self, subject: str, body: dict[str, Any]) -> Answer:
         if not self._subjects.get(subject):
@@ -165,7 +173,7 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     def form(schema: dict[str, Any]) -> tuple[Any, ...]:
         kind, text = schema.get("schemaType") or "AVRO", schema["schema"]
         references = json.dumps(schema.get("references") or [], sort_keys=True)
-        return kind, text if kind == "PROTOBUF" else json.loads(text), references
+        return kind, text, references
 
     return bool(one) and form(one) == form(other)
 
