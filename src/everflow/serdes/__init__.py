@@ -136,7 +136,8 @@ def avro(
     header_id: bool = False,
 ) -> Registered:
     """Avro of ``schema``, its JSON as text or as Python values; None: the latest version of
-    ``subject``, which is asked for now.
+    ``subject``, which is asked for now. ``version()`` of the serde looks the schema up under its
+    subject, and registers it with ``auto_register``.
 
     ``registry``: its URL, or a dict of Kafka's settings (``schema.registry.url``,
     ``basic.auth.user.info``, ...); then the schema's id stands before each value, as Confluent's

@@ -186,7 +186,8 @@ class Registered:
         return head_of(version.guid, self._indexes())
 
     def version(self) -> Version:
-        """The serde's schema under its subject. SchemaError, RetriableError."""
+        """The serde's schema under its subject, with ``id`` and ``version``; ``auto_register``
+        registers it. Asked for once per process. SchemaError, RetriableError."""
         assert self.registry is not None
         return _version(self, self.subject_name(), os.getpid())
 
