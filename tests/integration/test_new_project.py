@@ -7,6 +7,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from everflow.cli.app import app
+from everflow.testing import SchemaRegistry
 
 pytestmark = pytest.mark.spark
 
@@ -17,8 +18,10 @@ def test_a_new_project_passes_its_own_test(
 ) -> None:
     name = "avro-views" if more else "fresh-views"  # modules of two names
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SCHEMA_REGISTRY_URL", raising=False)
     assert CliRunner().invoke(app, ["new", name, *more]).exit_code == 0
     monkeypatch.chdir(tmp_path / name)
-    # pytest within pytest, so that the Spark session is this run's and need not be started
-    assert pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]) == pytest.ExitCode.OK
+    with SchemaRegistry() as registry:
+        monkeypatch.setenv("SCHEMA_REGISTRY_URL", registry.url)
+        # pytest within pytest, so that the Spark session is this run's and need not be started
+        done = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist"])
+        assert (done, registry.asked) == (pytest.ExitCode.OK, [])

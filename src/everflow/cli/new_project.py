@@ -35,6 +35,7 @@ FILES = {
     "pyproject.toml.tmpl": "pyproject.toml",
     "gitignore.tmpl": ".gitignore",
 }
+FILES_OF_A_REGISTRY = {"conftest.py.tmpl": "tests/conftest.py"}
 _OF_THE_PROJECT = {
     "tests": "the folder of its own tests",
     "conftest": "pytest's file of fixtures",
@@ -95,7 +96,8 @@ def make(folder: Path, module: str, schema: ProjectSchema | None = None) -> list
             )
         names = {"name": folder.name, "module": module, **_format_of(module, schema)}
         written = []
-        for template, place in FILES.items():
+        files = FILES if schema is None else {**FILES, **FILES_OF_A_REGISTRY}
+        for template, place in files.items():
             path = folder / Template(place).substitute(names)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(
@@ -117,7 +119,7 @@ VIEW = serdes.avro(  # without a registry, as in the tests, values are bare
     },
     registry=os.environ.get("SCHEMA_REGISTRY_URL"),
     subject="page-views-value",
-    auto_register=True,
+    auto_register=True,  # for development; in production CI registers schemas
 )"""
 _JSON = (
     'VIEW = serdes.json("page string, ms double")  '

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from everflow.cli.app import app
-from everflow.cli.new_project import FILES, TEMPLATES, module_name
+from everflow.cli.new_project import FILES, FILES_OF_A_REGISTRY, TEMPLATES, module_name
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +60,7 @@ def test_a_project_of_avro_has_its_schema_and_how_to_register_it(current_folder:
     program = (current_folder / "views/views.py").read_text()
     ast.parse(program)
     assert "serdes.avro(" in program
+    ast.parse((current_folder / "views/tests/conftest.py").read_text())
     assert "everflow[schemas]" in (current_folder / "views/pyproject.toml").read_text()
     readme = (current_folder / "views/README.md").read_text()
     for text in (done.output, readme):
@@ -126,7 +127,9 @@ def test_a_file_of_that_name_is_no_folder(current_folder: Path) -> None:
 
 
 def test_every_template_is_used() -> None:
-    assert sorted(path.name for path in TEMPLATES.iterdir()) == sorted(FILES)
+    assert sorted(path.name for path in TEMPLATES.iterdir()) == sorted(
+        {**FILES, **FILES_OF_A_REGISTRY}
+    )
 
 
 @pytest.mark.slow
@@ -147,4 +150,6 @@ def test_the_wheel_has_the_templates(tmp_path: Path) -> None:
     subprocess.run(pip, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert not {f"everflow/cli/project/{template}" for template in FILES} - set(names)
+    assert not {
+        f"everflow/cli/project/{template}" for template in {**FILES, **FILES_OF_A_REGISTRY}
+    } - set(names)
