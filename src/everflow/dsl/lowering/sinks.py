@@ -30,7 +30,7 @@ from everflow.sinks.function import BatchFunction
 from everflow.sinks.history import ADDED
 from everflow.topology.graph import EdgeType, WriteNode
 from everflow.user_program import did_you_mean
-from everflow.windows import Duration, duration_ms
+from everflow.windows import Duration, checked_ms
 
 FORMATS: Mapping[str, tuple[str, str]] = {
     "postgresql": ("everflow.sinks.postgresql", "PostgresSink"),
@@ -66,7 +66,7 @@ def written(
     _check_columns(stream.edge.type, columns, mode)
     if mode == VERSIONS:
         emit_each_update(stream.graph, stream.node)
-    _add(stream, node_name, sink, columns, 0 if every is None else duration_ms(every))
+    _add(stream, node_name, sink, columns, 0 if every is None else checked_ms(every, "every", 1))
 
 
 def called_for_batch(stream: Stream, action: Callable[..., Any], name: str | None) -> None:

@@ -94,7 +94,7 @@ class BatchPlanner:
         self, planned: PlannedBatch, result: BatchResult, read: int, tasks: Tasks
     ) -> None:
         self.idle_sources.advanced(tasks.values(), planned.idle, self._planned_ms)
-        if self.every_ms:
+        if self.every_ms and not result.counts.get(LEFT):  # what is left is not for the next time
             read_of = {tp for tp, one in planned.ranges.items() if one.end > one.start}
             mine = {one.id.subtopology for one in tasks.values() if read_of & {*one.inputs}}
             now_ms = self.clock.monotonic_ms()

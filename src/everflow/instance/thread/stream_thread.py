@@ -549,6 +549,8 @@ class StreamThread:
         ]
         inputs = sorted(tp for task in served for tp in task.inputs if tp in planned.ranges)
         ids = self.services.topic_ids()
+        # Records that come do not cut an interval short.
+        asking = settings.asking - settings.every_ms.keys()
         return BatchRequest(
             batch_id=batch_id,
             thread=self.number,
@@ -570,7 +572,7 @@ class StreamThread:
             earlier_failures=self.retries.skipped(planned),
             patient=len(self.tasks) == 1,
             topic_ids={topic: ids[topic] for topic, _ in inputs if topic in ids},
-            latest_ends={} if planned.attempt else _latest_ends(planned, served, settings.asking),
+            latest_ends={} if planned.attempt else _latest_ends(planned, served, asking),
         )
 
     def _after_abort(self, reason: str) -> None:

@@ -121,9 +121,44 @@ def test_a_batch_of_nothing_is_followed_by_one_where_records_wait_for_answers(
     assert (len(world.requests) > requests + 1) == again
 
 
+def in_intervals(world: World, asking: bool = False) -> None:
+    """Rows of `TASK` are written once a minute; its program asks services."""
+    mine = frozenset({TASK.subtopology} if asking else ())
+    every = {TASK.subtopology: 60_000}
+    found = replace(world.thread.settings, every_ms=every, clocked=mine, asking=mine)
+    world.thread.settings, world.thread._planner.every_ms = found, every
+    world.thread._planner.clocked = mine
+
+
+def test_calls_do_not_cut_an_interval_short_and_their_records_do_not_wait_for_one(
+    world: World,
+) -> None:
+    in_intervals(world, asking=True)
+    world.give_task()
+    world.end = 5
+
+    def answers_four(request: BatchRequest) -> BatchResult:
+        done = world.commit(request)
+        left = {IN: 4} if request.ranges.get(IN) == (0, 5) else done.consumed
+        return replace(done, consumed=left, counts={"in": 4, LEFT: int(left == {IN: 4})})
+
+    world.behave = answers_four
+    world.turns(3)
+    written_ms = world.clock.monotonic_ms()
+    assert [r.ranges[IN] for r in world.requests if r.ranges][-2:] == [(0, 5), (4, 5)]
+    world.end = 20
+    while world.clock.monotonic_ms() < written_ms + 59_000:
+        world.turn()
+    # A batch that keeps the worker alive has the task, and none of the records that wait.
+    kept = [r for r in world.requests if r.ranges.get(IN) == (5, 5)]
+    assert kept
+    assert not any(r.latest_ends for r in kept)
+    assert (5, 20) not in [r.ranges.get(IN) for r in world.requests]
+
+
 def test_tasks_whose_rows_are_written_at_intervals_wait_for_their_time(world: World) -> None:
     """But for a whole batch of records."""
-    world.thread._planner.every_ms = {TASK.subtopology: 60_000}
+    in_intervals(world)
     world.give_task()
     world.end = 5
     world.turns(2)
