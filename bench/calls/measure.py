@@ -75,8 +75,8 @@ class CallsPlan:
     ms: float = 50.0
     runs: int = 1
     rate: int = 200
-    warm_up_s: float = 10.0
-    measured_s: float = 20.0
+    warm_up_s: float = 60.0  # a broker compiles its code for so long
+    measured_s: float = 30.0
     timeout_s: float = 600.0
 
     @property
