@@ -6,13 +6,17 @@ import base64
 import json
 import math
 import queue
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from everflow import exact_texts, serdes
 from everflow.cli.commands import Format, WindowKind
@@ -22,12 +26,14 @@ from everflow.console.status import StatusLine
 from everflow.errors import ConfigError, LogStartMovedError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.log_fetcher import LogFetcher
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.kafka.writing.record_writer import RecordWriter
-from everflow.records import TopicPartition
+from everflow.records import TopicPartition, listed_headers
 from everflow.serdes import Serde, SerdeError, making
+from everflow.serdes.base import REGISTRY_HEAD
 from everflow.serdes.registry import Registry
 from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, START_BYTES
-from everflow.serdes.wire_format import identified
+from everflow.serdes.wire_format import with_header
 
 DELIVERY_S = 20.0
 _POLL_S = 0.2
@@ -143,33 +149,168 @@ def registry_of(url: str | None, *forms: Format) -> Registry | None:
     return None if url is None else Registry.of(url)
 
 
-def decoded(data: bytes | None, form: Format, registry: Registry | None = None) -> str:
+def decoded(data: bytes | None, form: Format) -> str:
     """The text of bytes; ``null`` for none. SerdeError where they are something else."""
     if data is None:
         return "null"
-    if form is Format.schema and registry is not None:
-        return making.json_text(data, registry)
     if form is Format.bytes:
         return repr(data)[2:-1]
-    serde = _SINGLE[form][0] if form in _SINGLE else serdes.string()
-    value = serde.decode(data)
+    value = _value(data, form)
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    text = exact_texts.number_text(value) if isinstance(value, float) else text
-    if form is Format.json:
-        try:
-            json.loads(text)
-        except ValueError as error:
-            raise SerdeError(f"not JSON: {error}") from None
-    return text
+    return exact_texts.number_text(value) if isinstance(value, float) else text
 
 
-def windowed(
-    data: bytes | None, form: Format, window: WindowKind, registry: Registry | None = None
-) -> str:
-    """``JFK@2013-01-01T00:00:00Z``: key and start of a window; of a session ``JFK@start/end``."""
+def _value(data: bytes, form: Format) -> Any:
+    """SerdeError where the bytes do not fit ``form``, also a text that is to be JSON."""
+    try:
+        serde = _SINGLE[form][0] if form in _SINGLE else serdes.string()
+        value = serde.decode(data)
+        if form is Format.json:
+            json.loads(value)
+    except (SerdeError, ValueError) as error:
+        hint = _by_a_registry(data)
+        kind = "not JSON: " if not isinstance(error, SerdeError) else ""
+        raise SerdeError(f"{kind}{error}" + (f"; {hint}" if hint else "")) from None
+    return value
+
+
+def _by_a_registry(data: bytes | None) -> str | None:
+    """What to ask for, of bytes that begin as those of a schema registry."""
+    if data is None or len(data) < REGISTRY_HEAD or data[0] != 0:
+        return None
+    number = int.from_bytes(data[1:REGISTRY_HEAD], "big")
+    if number == 0:  # a small number of 8 bytes; registries count from 1
+        return None
+    return (
+        f"it begins as what a schema registry's serializer has written (schema {number}): "
+        f"--schema http://HOST:8081 decodes it"
+    )
+
+
+def _as_json(data: bytes | None, form: Format) -> str:
+    """The JSON for bytes: base64 in `Format.bytes`, else numbers, texts, and JSON as it is written:
+    a number keeps its digits. SerdeError if the bytes do not fit ``form``."""
     if data is None:
         return "null"
-    suffix = START_BYTES if window is WindowKind.time else SESSION_SUFFIX_BYTES
+    if form is Format.bytes:
+        return json.dumps(base64.b64encode(data).decode())
+    value = _value(data, form)
+    if form is Format.json:
+        return str(value).replace("\n", " ").replace("\r", " ")  # in its texts they are escaped
+    if isinstance(value, float) and not math.isfinite(value):  # JSON has no number for it
+        value = exact_texts.number_text(value)
+    return json.dumps(value)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How records are printed: formats of key and value, kind of the window in the keys; by which
+    registry `Format.schema` is read."""
+
+    key: Format = Format.string
+    value: Format = Format.string
+    window: WindowKind | None = None
+    registry: Registry | None = None
+    as_json: bool = False
+
+    @property
+    def headers(self) -> bool:
+        """Whether headers are needed: they are printed, or may hold a schema's id."""
+        return self.as_json or Format.schema in (self.key, self.value)
+
+    def lines(self, tp: TopicPartition, found: LogColumns) -> Iterator[str]:
+        """A line for each record. Behind the lines before it, the SerdeError of the first record
+        that cannot be read, which names the record and what to ask for. RetriableError where the
+        registry does not answer."""
+        keys, bad_keys = self._half(found, "key")
+        values, bad_values = self._half(found, "value")
+        headers = listed_headers(found.headers, len(found)) if self.as_json else []
+        for row in range(len(found)):
+            for half, faults in (("key", bad_keys), ("value", bad_values)):
+                if row in faults:
+                    raise SerdeError(
+                        f"the {half} of {tp}@{found.offsets[row]} cannot be read: {faults[row]}\n"
+                        f"--{half} bytes shows it as it is."
+                    )
+            if not self.as_json:
+                yield f"{keys[row]}\t{values[row]}"
+                continue
+            named = [
+                {"name": name, "value": None if data is None else base64.b64encode(data).decode()}
+                for name, data in headers[row]
+            ]
+            about = json.dumps(
+                {
+                    "topic": tp.topic,
+                    "partition": tp.partition,
+                    "offset": int(found.offsets[row]),
+                    "timestamp": int(found.timestamps[row]),
+                }
+            )
+            halves = f'"key": {_ascii(keys[row])}, "value": {_ascii(values[row])}'
+            yield f'{about[:-1]}, {halves}, "headers": {json.dumps(named)}}}'
+
+    def hint(self, tp: TopicPartition, found: LogColumns) -> str | None:
+        """Of values that are printed as texts, and begin as those of a schema registry."""
+        if self.value is not Format.string or not len(found):
+            return None
+        why = _by_a_registry(found.values[0].as_py())
+        return None if why is None else f"The value of {tp}@{found.offsets[0]} is no text: {why}."
+
+    def _half(self, found: LogColumns, part: str) -> tuple[list[str], dict[int, SerdeError]]:
+        """Texts of the keys or values, in JSON `as_json`; and why a row has none."""
+        form = self.key if part == "key" else self.value
+        data = found.keys if part == "key" else found.values
+        if part == "key" and self.window is not None:
+            return self._windowed(data, self.window)
+        return self._column(data, found.headers, form, part)
+
+    def _column(
+        self, data: pa.Array, headers: pa.Array | None, form: Format, part: str
+    ) -> tuple[list[str], dict[int, SerdeError]]:
+        if form is Format.schema and self.registry is not None:
+            whole = with_header(data, headers, part)
+            texts, faults = making.json_texts(whole, self.registry)
+            return ["null" if text is None else text for text in texts], faults
+        return _each(data, partial(_as_json if self.as_json else decoded, form=form))
+
+    def _windowed(
+        self, data: pa.Array, window: WindowKind
+    ) -> tuple[list[str], dict[int, SerdeError]]:
+        """``JFK@2013-01-01T00:00:00Z``: key and start of a window; of a session
+        ``JFK@start/end``."""
+        suffix = START_BYTES if window is WindowKind.time else SESSION_SUFFIX_BYTES
+        times, short = _each(data, partial(_times, window=window, suffix=suffix))
+        inner = pa.array(
+            [
+                None if one is None or len(one) < suffix else one[:-suffix]
+                for one in data.to_pylist()
+            ],
+            pa.binary(),
+        )
+        keys, faults = replace(self, as_json=False)._column(inner, None, self.key, "key")
+        texts = [
+            f"{key}@{at}" if at != "null" else "null" for key, at in zip(keys, times, strict=True)
+        ]
+        return (list(map(json.dumps, texts)) if self.as_json else texts), {**faults, **short}
+
+
+def _each(
+    data: pa.Array, text: Callable[[bytes | None], str]
+) -> tuple[list[str], dict[int, SerdeError]]:
+    texts, faults = [], {}
+    for row, one in enumerate(data.to_pylist()):
+        try:
+            texts.append(text(one))
+        except SerdeError as error:
+            faults[row] = error
+            texts.append("null")
+    return texts, faults
+
+
+def _times(data: bytes | None, window: WindowKind, suffix: int) -> str:
+    if data is None:
+        return "null"
     if len(data) < suffix:
         raise SerdeError(
             f"a key of a {window.value} window takes {suffix} bytes at least, found {len(data)}"
@@ -178,90 +319,17 @@ def windowed(
         int.from_bytes(data[at : at + 8], "big", signed=True)
         for at in range(len(data) - suffix, len(data), 8)
     ]
-    key = decoded(data[:-suffix], form, registry)
-    return f"{key}@{'/'.join(instant(time) for time in reversed(times))}"
+    return "/".join(instant(time) for time in reversed(times))
 
 
-class ReadRecord(NamedTuple):
-    """A record of a topic; ``headers`` only where they were asked for."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes | None]]
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
-def text_of(
-    record: ReadRecord,
-    key: Format,
-    value: Format,
-    window: WindowKind | None,
-    registry: Registry | None = None,
-) -> str:
-    """A record's line. SerdeError names the record and what to ask for."""
-    return "\t".join(_halves(record, key, value, window, registry, decoded))
-
-
-def json_of(
-    record: ReadRecord,
-    key: Format,
-    value: Format,
-    window: WindowKind | None,
-    registry: Registry | None = None,
-) -> str:
-    """A record as a line of JSON: bytes in base64, numbers and JSON as they are. See `text_of`."""
-    left, right = _halves(record, key, value, window, registry, plain)
-    headers = [{"name": name, "value": plain(data, Format.bytes)} for name, data in record.headers]
-    return json.dumps({**record._asdict(), "key": left, "value": right, "headers": headers})
-
-
-def _halves(
-    record: ReadRecord,
-    key: Format,
-    value: Format,
-    window: WindowKind | None,
-    registry: Registry | None,
-    shown: Callable[[bytes | None, Format, Registry | None], Any],
-) -> tuple[Any, Any]:
-    def half(form: Format, data: bytes | None, part: str) -> bytes | None:
-        return identified(data, record.headers, part) if form is Format.schema else data
-
-    with _named(record, "key"):
-        data = half(key, record.key, "key")
-        left = (
-            shown(data, key, registry) if window is None else windowed(data, key, window, registry)
-        )
-    with _named(record, "value"):
-        return left, shown(half(value, record.value, "value"), value, registry)
-
-
-def plain(data: bytes | None, form: Format, registry: Registry | None = None) -> Any:
-    """The JSON value for bytes; None for none. SerdeError if the bytes do not fit ``form``."""
-    if data is None:
-        return None
-    if form is Format.bytes:
-        return base64.b64encode(data).decode()
-    if form in _SINGLE:
-        found = _SINGLE[form][0].decode(data)
-        if isinstance(found, float) and not math.isfinite(found):  # JSON has no number for it
-            return exact_texts.number_text(found)
-        return found
-    text = decoded(data, form, registry)
-    return json.loads(text) if form in (Format.json, Format.schema) else text
-
-
-@contextmanager
-def _named(record: ReadRecord, half: str) -> Iterator[None]:
-    try:
-        yield
-    except SerdeError as error:
-        place = f"{record.topic}-{record.partition}@{record.offset}"
-        raise SerdeError(
-            f"the {half} of {place} cannot be read: {error}\n--{half} bytes shows it as it is."
-        ) from None
+def _ascii(text: str) -> str:
+    """The same JSON, as `json.dumps` writes texts."""
+    if text.isascii():
+        return text
+    return _BEYOND_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def send(
@@ -331,7 +399,7 @@ def records(
     status: StatusLine,
     headers: bool,
     to: Mapping[TopicPartition, int] | None = None,
-) -> Iterator[ReadRecord]:
+) -> Iterator[tuple[TopicPartition, LogColumns]]:
     """Committed records from ``starts`` on, until ``count`` of them, none for ``timeout_s``, or
     each partition was read as far as ``to`` says."""
     ends = dict.fromkeys(starts, sys.maxsize) if to is None else dict(to)
@@ -365,11 +433,12 @@ def records(
             last = time.monotonic()
             status.clear()
             for tp, chunk in found.items():
-                for row in chunk.rows(headers):
-                    yield ReadRecord(tp.topic, tp.partition, *row)
-                    shown += 1
-                    if shown == count:
-                        return
+                columns = chunk.columns(headers)
+                if count is not None and shown + len(columns) > count:
+                    columns = columns.before(int(columns.offsets[count - shown]))
+                shown += len(columns)
+                if len(columns):
+                    yield tp, columns
 
 
 def partitions_of(admin: ClusterAdmin, topic: str) -> list[TopicPartition]:

@@ -340,7 +340,7 @@ def consume(
     """Print the committed records of a topic, one per line as key<TAB>value (json: an object with
     partition, offset, time and headers). Joins no group and commits nothing. On a terminal control
     characters are escaped; to a file or a pipe texts are written unchanged."""
-    from everflow.cli.records import json_of, partitions_of, records, registry_of, text_of
+    from everflow.cli.records import Shown, partitions_of, records, registry_of
 
     if schema is not None and value is Format.string:
         value = Format.schema
@@ -351,14 +351,17 @@ def consume(
             partitions, "earliest" if from_beginning else "latest", "read_committed"
         )
         ends = admin.list_offsets(partitions, "latest", "read_committed") if to_end else None
-        as_json, people = output is Output.json, sys.stdout.isatty()
-        seen, shown = 0, json_of if as_json else text_of
-        for record in records(config, starts, count, timeout, status, as_json, ends):
-            line = shown(record, key, value, window, registry)
-            if people:
-                line = printable(line, keep="\t")
-            typer.echo(line, color=True)  # else it takes colours out of what is piped
-            seen += 1
+        people = sys.stdout.isatty()
+        shown = Shown(key, value, window, registry, output is Output.json)
+        seen, hinted = 0, False
+        for tp, found in records(config, starts, count, timeout, status, shown.headers, ends):
+            if not hinted and (hint := shown.hint(tp, found)) is not None:
+                typer.echo(hint, err=True)
+                hinted = True
+            for line in shown.lines(tp, found):
+                text = printable(line, keep="\t") if people else line
+                typer.echo(text, color=True)  # else it takes colours out of what is piped
+                seen += 1
     if count is not None and seen < count:
         why = "that is its end" if to_end else f"no further one came for {timeout:g} s"
         typer.echo(f"{seen:,} of {count:,} records of {topic}: {why}", err=True)

@@ -9,13 +9,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from everflow.errors import ConfigError, SchemaError
+from everflow.records import Int64, valid
 from everflow.serdes.arrow_types import holds, type_text
 from everflow.serdes.avro_serde import AvroSerde, parsed_schema
 from everflow.serdes.avro_types import arrow_of
 from everflow.serdes.base import SerdeError
+from everflow.serdes.byte_rows import Faults
 from everflow.serdes.connect_types import DECIMALS, TIMES, Said, Words
 from everflow.serdes.debezium_serde import ENVELOPE, ROW, DebeziumSerde, envelope_type
 from everflow.serdes.json_schema_serde import JsonSchemaSerde, json_schema_type
@@ -25,7 +28,7 @@ from everflow.serdes.protobuf_types import descriptor, message_at, root, schema_
 from everflow.serdes.registered import STRATEGIES, Registered
 from everflow.serdes.registry import EXTRA, MissingSchema, Reference, Registry, Schema
 from everflow.serdes.schema import arrow_type
-from everflow.serdes.wire_format import groups, read_indexes
+from everflow.serdes.wire_format import Group, SchemaId, groups, read_indexes
 
 
 @dataclass(frozen=True)
@@ -194,26 +197,72 @@ def _words(
     return tuple(sorted({**dict(default), **found}.items()))
 
 
-def json_text(data: bytes, registry: Registry) -> str:
-    """A value as JSON, by the schema that it was written with, whatever its format. SerdeError,
-    RetriableError."""
-    found, faults = groups(pa.array([data], pa.binary()))
-    if faults:
-        raise faults[0]
+def json_texts(data: pa.Array, registry: Registry) -> tuple[list[str | None], Faults]:
+    """A column of values (``pa.binary()``) as JSON, each by the schema that it was written with,
+    whatever its format; None for null, and for a value that cannot be read: why, by row.
+    RetriableError where the registry does not answer."""
+    texts: list[str | None] = [None] * len(data)
+    there = np.flatnonzero(valid(data))
+    present = data.drop_null()
+    found, faults = groups(present)
+    for group in found:
+        try:
+            read = _readers(group, registry)
+        except (MissingSchema, SerdeError) as error:
+            faults.update(dict.fromkeys(group.rows.tolist(), SerdeError(str(error))))
+            continue
+        for serde, rows in read:
+            column, wrong = serde.decode_marked(present.take(pa.array(rows)))
+            faults.update((int(rows[row]), error) for row, error in wrong.items())
+            written, unfit = _texts(column, serde.type)
+            faults.update((int(rows[row]), error) for row, error in unfit.items())
+            for row, text in zip(there[rows], written, strict=False):
+                texts[row] = text
+    return texts, {int(there[row]): error for row, error in sorted(faults.items())}
+
+
+def _texts(column: pa.Array, type_: pa.DataType) -> tuple[list[str | None], Faults]:
+    """Up to the first value that JSON cannot hold."""
     try:
-        schema = registry.any_schema(found[0].schema)
-    except MissingSchema as error:
-        raise SerdeError(str(error)) from error
-    message = ""
-    if schema.kind == "PROTOBUF":
-        message = message_at(schema, read_indexes(found[0].data[0].as_py())[0])
-    serde = _serde_of(schema, registry, None, message)
-    column = serde.decode_array(pa.array([data], pa.binary()))
-    return str(JsonSerde(serde.type).encode_array(column)[0].as_py().decode())
+        written = JsonSerde(type_).encode_array(column)
+    except SerdeError as error:
+        if error.index is None:
+            raise
+        before, _ = _texts(column[: error.index], type_)
+        return before, {error.index: error}
+    return [None if one is None else one.decode() for one in written.to_pylist()], {}
+
+
+def _readers(group: Group, registry: Registry) -> list[tuple[Registered, Int64]]:
+    """Who reads which rows of a group: in Protobuf each message has its own."""
+    schema = _written_with(registry, group.schema)
+    if schema.kind != "PROTOBUF":
+        return [(_reader(registry, schema, ""), group.rows)]
+    by_message: dict[tuple[int, ...], list[int]] = {}
+    for row, value in zip(group.rows.tolist(), group.data.to_pylist(), strict=True):
+        try:
+            indexes, _ = read_indexes(value)
+        except SerdeError:
+            indexes = (0,)  # whose reader says what is wrong with it
+        by_message.setdefault(indexes, []).append(row)
+    return [
+        (_reader(registry, schema, message_at(schema, indexes)), np.array(rows))
+        for indexes, rows in by_message.items()
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _written_with(registry: Registry, id_: SchemaId) -> Schema:
+    return registry.any_schema(id_)
+
+
+@lru_cache(maxsize=1024)
+def _reader(registry: Registry, schema: Schema, message: str) -> Registered:
+    return _serde_of(schema, registry, None, message)
 
 
 def from_json(text: str, subject: str, registry: Registry) -> bytes:
-    """Inverse of `json_text`, by the latest schema of ``subject``; of Protobuf's, its first
+    """Inverse of `json_texts`, by the latest schema of ``subject``; of Protobuf's, its first
     message. SerdeError, SchemaError, RetriableError."""
     serde = _latest(subject, registry)
     value = JsonSerde(serde.type).decode_array(pa.array([text.encode()], pa.binary()))

@@ -5,7 +5,10 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import everflow
@@ -13,18 +16,17 @@ from everflow import serdes
 from everflow.cli.commands import Format, WindowKind
 from everflow.cli.records import (
     Line,
-    ReadRecord,
+    Shown,
     Subject,
     decoded,
     encoded,
-    json_of,
     lines,
     registry_of,
-    text_of,
-    windowed,
 )
 from everflow.clock import instant
 from everflow.errors import ConfigError
+from everflow.kafka.reading.record_columns import LogColumns
+from everflow.records import HEADERS, TopicPartition
 from everflow.serdes import SerdeError
 from everflow.testing.schema_registry import SchemaRegistry
 
@@ -135,13 +137,16 @@ def test_windowed_keys_are_the_key_and_its_times() -> None:
         everflow.Windowed("JFK", 60_000, 120_000)
     )
     session = serdes.session_windowed(serdes.long()).encode(everflow.Windowed(7, 1, 2_000))
-    assert windowed(time, Format.string, WindowKind.time) == "JFK@1970-01-01T00:01:00Z"
-    assert (
-        windowed(session, Format.long, WindowKind.session)
-        == "7@1970-01-01T00:00:00.001Z/1970-01-01T00:00:02Z"
-    )
+    shown = Shown(window=WindowKind.time)
+    assert _lines(shown, (time, b"v")) == ["JFK@1970-01-01T00:01:00Z\tv"]
+    as_json = json.loads(_lines(replace(shown, as_json=True), (time, b"v"))[0])
+    assert as_json["key"] == "JFK@1970-01-01T00:01:00Z"
+    assert _lines(Shown(key=Format.long, window=WindowKind.session), (session, None)) == [
+        "7@1970-01-01T00:00:00.001Z/1970-01-01T00:00:02Z\tnull"
+    ]
+    assert _lines(shown, (None, b"v")) == ["null\tv"]
     with pytest.raises(SerdeError, match="at least, found 2"):
-        windowed(b"ab", Format.string, WindowKind.time)
+        _lines(shown, (b"ab", b"v"))
 
 
 def test_a_time_beyond_the_calendar_is_its_number() -> None:
@@ -177,17 +182,101 @@ def test_records_are_decoded_by_the_schemas_they_were_written_with() -> None:
         found = registry_of(registry.url, Format.string, Format.schema)
         registry.register("s", schema)
         registry.register("j", {"type": "object", "properties": {"a": {"type": "integer"}}}, "JSON")
-        cases = ((b"\0\0\0\0\1\4\1\0", '{"d":2.56}'), (b'\0\0\0\0\2{"a": 5, "b": 1}', '{"a":5}'))
-        for data, text in cases:
-            record = ReadRecord("t", 0, 0, 0, b"k", data, ())
-            assert text_of(record, Format.string, Format.schema, None, found) == f"k\t{text}"
-            line = json_of(record, Format.string, Format.schema, None, found)
-            assert json.loads(line)["value"] == json.loads(text)
+        shown = Shown(value=Format.schema, registry=found)
+        avro, of_json = b"\0\0\0\0\1\4\4\x1a", b'\0\0\0\0\2{"a": 5, "b": 1}'
+        several = ((b"k", avro), (None, None), (b"k", of_json), (b"k", avro))
+        texts = ['k\t{"d":10.50}', "null\tnull", 'k\t{"a":5}', 'k\t{"d":10.50}']
+        assert _lines(shown, *several) == texts
         for data, word in ((b"\0\0\0\0\x09x", "9"), (b"{}", "registry"), (b"\0\0", "2 bytes")):
-            record = ReadRecord("t", 0, 7, 0, None, data, ())
+            printed: list[str] = []
             with pytest.raises(SerdeError, match=word) as failed:
-                text_of(record, Format.string, Format.schema, None, found)
-            assert "t-0@7" in str(failed.value)
+                printed.extend(
+                    shown.lines(TopicPartition("t", 0), _columns((b"k", avro), (b"", data)))
+                )
+            assert "t-0@8" in str(failed.value)
+        sent = list(registry.asked)
+        _lines(shown, *several)
+        assert registry.asked == sent, "what is known is not asked again"
+
+
+def test_the_lines_before_a_bad_record_are_printed() -> None:
+    lines_ = Shown(value=Format.long).lines(
+        TopicPartition("t", 0), _columns((b"k", b"\0" * 8), (b"k", b"x"), (b"k", b"\0" * 8))
+    )
+    assert next(lines_) == "k\t0"
+    with pytest.raises(SerdeError, match="t-0@8"):
+        next(lines_)
+
+
+def test_json_keeps_the_digits_of_numbers() -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "d", "type": _DECIMAL}]}
+    with SchemaRegistry() as registry:
+        found = registry_of(registry.url, Format.schema)
+        registry.register("s", schema)
+        shown = Shown(value=Format.schema, registry=found, as_json=True)
+        line = _lines(shown, (b"k", b"\0\0\0\0\1\4\4\x1a"))[0]
+    assert '"value": {"d":10.50}' in line
+    assert json.loads(line)["key"] == "k"
+    text = '{"a": 10.50,\r\n "é": "\\n\U0001f600", "b": 12345678901234567890.10}'
+    line = _lines(Shown(value=Format.json, as_json=True), (None, text.encode()))[0]
+    assert "10.50" in line
+    assert "12345678901234567890.10" in line
+    assert line.isascii()
+    assert "\n" not in line
+    assert json.loads(line)["value"] == json.loads(text)
+    assert json.loads(line)["key"] is None
+
+
+def test_ids_in_headers_are_read_in_either_output() -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "d", "type": _DECIMAL}]}
+    with SchemaRegistry() as registry:
+        found = registry_of(registry.url, Format.schema)
+        registry.register("s", schema)
+        shown = Shown(value=Format.schema, registry=found)
+        assert shown.headers
+        columns = replace(
+            _columns((b"k", b"\4\4\x1a")),
+            headers=pa.array([[{"key": "__value_schema_id", "value": b"\0\0\0\0\1"}]], HEADERS),
+        )
+        tp = TopicPartition("t", 0)
+        assert list(shown.lines(tp, columns)) == ['k\t{"d":10.50}']
+        as_json = json.loads(next(replace(shown, as_json=True).lines(tp, columns)))
+    assert as_json["value"] == {"d": 10.5}
+    assert as_json["headers"] == [{"name": "__value_schema_id", "value": "AAAAAAE="}]
+
+
+@pytest.mark.parametrize("form", [Format.string, Format.json])
+def test_a_value_of_a_registry_names_the_option_that_reads_it(form: Format) -> None:
+    with pytest.raises(SerdeError, match="--schema"):
+        _lines(Shown(value=form), (b"k", b"\0\0\0\0\7\xff\xfe"))
+
+
+def test_a_value_of_a_registry_that_is_a_text_by_chance_is_hinted_at() -> None:
+    tp, shown = TopicPartition("t", 0), Shown()
+    hint = shown.hint(tp, _columns((b"k", b"\0\0\0\0\7abc")))
+    assert hint is not None
+    assert "--schema" in hint
+    assert "t-0@7" in hint
+    for value in (None, b"abcdefg", b"\0\0\0\0\0\0\0\7"):
+        assert shown.hint(tp, _columns((b"k", value))) is None
+    assert Shown(value=Format.bytes).hint(tp, _columns((b"k", b"\0\0\0\0\7abc"))) is None
+    assert shown.hint(tp, _columns()) is None
+
+
+def _columns(*records: tuple[bytes | None, bytes | None]) -> LogColumns:
+    """From offset 7 on."""
+    keys, values = zip(*records, strict=True) if records else ((), ())
+    count = len(records)
+    return LogColumns(
+        keys=pa.array(keys, pa.binary()),
+        values=pa.array(values, pa.binary()),
+        offsets=np.arange(7, 7 + count),
+        timestamps=np.zeros(count, np.int64),
+    )
+
+
+def _lines(shown: Shown, *records: tuple[bytes | None, bytes | None]) -> list[str]:
+    return list(shown.lines(TopicPartition("t", 0), _columns(*records)))
 
 
 _DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}
