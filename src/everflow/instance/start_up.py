@@ -15,6 +15,7 @@ from everflow.errors import (
     InternalTopicError,
     MigrationError,
     RetriableError,
+    SchemaError,
     TopologyError,
     start_over,
 )
@@ -37,10 +38,11 @@ from everflow.logs import counted, rebalance_log, some
 from everflow.protocol.messages import FILLED, mark_in, of_kafka_streams, parse_metadata
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying, waiting
+from everflow.serdes.registered import ask_schema
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.compatibility import layouts_to_keep, require_read, require_readable, retyped
 from everflow.topology.connectors import TOPIC_CONFIG, connector_topic, connectors
-from everflow.topology.graph import FunctionNode, Graph, SourceNode, extractor_named
+from everflow.topology.graph import FunctionNode, Graph, SinkNode, SourceNode, extractor_named
 from everflow.topology.grown_topics import grown_topics, misfits, read_before, with_shares
 from everflow.topology.idle_sources import bytes_for_layouts, require_metadata_fits
 from everflow.topology.patterns import TopicGrowth, pattern_sources, with_topics
@@ -93,8 +95,8 @@ def prepare_cluster(
     stop: threading.Event,
 ) -> Blueprint:
     """Steps 2-7 of a start. EverflowError if ``stop`` is set; TaskTimeoutError (no broker answers),
-    TopologyError, InternalTopicError (for an input that was grown, too), OffsetsExpiredError,
-    StoreLayoutError, StateFormatError."""
+    TopologyError, SchemaError, InternalTopicError (for an input that was grown, too),
+    OffsetsExpiredError, StoreLayoutError, StateFormatError."""
     # 2. Wait until a broker answers.
     cluster_id = admin.wait_until_reachable(
         config.task_timeout_ms / 1000, partial(log.warning, "%s"), limit="task.timeout.ms"
@@ -108,6 +110,7 @@ def prepare_cluster(
         )
     topology = with_default_extractor(topology, extractor_named(config.default_timestamp_extractor))
     require_metadata_fits(topology)
+    require_schemas(topology)
     # 3. Fence earlier processes on this folder: open transactions hide offsets (D6).
     _fence_recorded(config, directory, clock, stop)
     topics, deadline = ClusterTopics(admin, config), Deadline(clock, config.task_timeout_ms)
@@ -123,6 +126,29 @@ def prepare_cluster(
             "The topology reads no topic; add builder.stream(...) or builder.table(...)."
         )
     return blueprint
+
+
+def require_schemas(topology: Graph) -> None:
+    """SchemaError, which names the place in the program, for a schema that a sink or a store writes
+    by and the registry does not have. A registry that does not answer is asked again by the first
+    write, which waits for it under task.timeout.ms: what does not need it runs meanwhile."""
+    sinks = [node for node in topology.nodes if isinstance(node, SinkNode)]
+    writers = [(node.name, node.where, (node.key_serde, node.value_serde)) for node in sinks]
+    for sub in cut(topology).subtopologies:
+        for store in sub.stores:
+            if store.source_topic is None:
+                serdes = (store.key_serde, store.value_serde)
+                writers.append((f"store {store.name}", store.where, serdes))
+    for name, where, serdes in writers:
+        for serde in serdes:
+            try:
+                ask_schema(serde)
+            except SchemaError as error:
+                at = "" if where is None else f", at {place(where)}"
+                raise SchemaError(f"{name}{at}: {error}. Nothing was read.") from error
+            except RetriableError as error:
+                log.warning("Starting without a schema registry; writes wait for it: %s", error)
+                return
 
 
 def extended(blueprint: Blueprint, growth: TopicGrowth, config: StreamsConfig) -> Blueprint:

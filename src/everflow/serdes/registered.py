@@ -235,6 +235,18 @@ def warm_up(serde: Any) -> None:
     alone.encode_array(alone.decode_array(pa.array([], pa.binary())))
 
 
+def ask_schema(serde: Any) -> None:
+    """Ask for the schema that ``serde`` writes by, as its first write does. One that
+    ``auto_register`` registers with that write is not asked for. SchemaError, RetriableError."""
+    found = getattr(serde, "inner", serde)
+    if not isinstance(found, Registered) or found.registry is None or found.auto_register:
+        return
+    if found.header_id:
+        found.header()
+    else:
+        found.head()
+
+
 def in_headers(serde: Any) -> bool:
     """Whether a sink writes the id of its schema into a header."""
     return isinstance(serde, Registered) and serde.header_id and serde.registry is not None

@@ -69,8 +69,7 @@ def test_schemas_change_and_a_registry_comes_back(
 
     first = record(old, cluster, {"who": "Ada", "amount": 1.0})
     second = record(new, cluster, {"who": "Bob", "amount": 2.0, "note": "x"})
-    registry.fails = 503  # from before the start, which waits for no registry
-    asked = len(registry.asked)
+    registry.fails = 503  # from before the start, which asks once and waits for no registry
     with app.running(
         program(cluster, registry),
         task_timeout_ms=300_000,
@@ -78,7 +77,7 @@ def test_schemas_change_and_a_registry_comes_back(
         deserialization_exception_handler="continue",
     ) as streams:
         until_running(streams)
-        assert len(registry.asked) == asked
+        asked = len(registry.asked)
         cluster.write(f"{cluster.prefix}-in", [first, Record(b"k", b"\0\0", 1, 0), second])
         wait_until(lambda: len(registry.asked) > asked, WAIT_S, "the registry to be asked")
         assert written() == []
@@ -89,18 +88,35 @@ def test_schemas_change_and_a_registry_comes_back(
     assert cluster.read(f"{cluster.prefix}-totals")[-1].value == b'{"total":3.0}'
 
 
-def test_a_schema_that_nobody_registered_stops_the_instance(
+def test_a_schema_that_nobody_registered_refuses_the_start(
+    app: Application, cluster: Cluster, registry: SchemaRegistry
+) -> None:
+    for name in ("in", "out", "totals"):
+        cluster.topic(name, 1)
+    registry.register(f"{cluster.prefix}-in-value", V1)
+    streams = app.instance(program(cluster, registry))
+    try:
+        with pytest.raises(SchemaError, match=f"{cluster.prefix}-out-value"):
+            streams.start()
+    finally:
+        closed(streams)
+
+
+def test_a_schema_that_is_gone_when_the_registry_comes_back_stops_the_instance(
     app: Application, cluster: Cluster, registry: SchemaRegistry
 ) -> None:
     for name in ("in", "out", "totals"):
         cluster.topic(name, 1)
     registry.register(f"{cluster.prefix}-in-value", V1)
     old = serdes.avro(V1, registry=registry.url)
+    own = record(old, cluster, {"who": "Ada", "amount": 1.0})
+    registry.fails = 503
     streams = app.instance(program(cluster, registry))
     try:
         streams.start()
         until_running(streams)
-        cluster.write(f"{cluster.prefix}-in", [record(old, cluster, {"who": "Ada", "amount": 1.0})])
+        registry.fails = None
+        cluster.write(f"{cluster.prefix}-in", [own])
         failed = until_failed(streams, WAIT_S)
     finally:
         closed(streams)

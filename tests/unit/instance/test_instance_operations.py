@@ -33,6 +33,7 @@ from everflow.assignment.cluster_state import AssignmentRules
 from everflow.errors import (
     ConfigError,
     RetriableError,
+    SchemaError,
     StateFormatError,
     StateLockedError,
     TaskTimeoutError,
@@ -49,7 +50,7 @@ from everflow.records import TaskId, TopicPartition
 from everflow.setting_checks import offset_reset, reset_duration_ms
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
-from everflow.testing import wait_until
+from everflow.testing import SchemaRegistry, wait_until
 from everflow.topology.graph import EdgeType, Reading, SourceNode
 from everflow.topology.subtopologies import cut
 from everflow_simulation.instance import SimulatedPorts, _Loop
@@ -584,9 +585,12 @@ class BusyCluster:
     end_offsets = list_offsets
 
 
-def started(cluster: BusyCluster, folder: Path, clock: ManualClock) -> Blueprint:
-    builder = StreamsBuilder()
-    builder.stream("a").group_by_key().count(store="c").to_stream().to("b")
+def started(
+    cluster: BusyCluster, folder: Path, clock: ManualClock, builder: StreamsBuilder | None = None
+) -> Blueprint:
+    if builder is None:
+        builder = StreamsBuilder()
+        builder.stream("a").group_by_key().count(store="c").to_stream().to("b")
     config = streams_config(task_timeout_ms=60_000)
     directory = StateDirectory.open(folder, "app")
     admin: Any = cluster
@@ -611,6 +615,58 @@ def test_but_not_for_ever(tmp_path: Path) -> None:
     cluster.leaderless = 1_000_000
     with pytest.raises(TaskTimeoutError, match=r"preparing.*60.*app-c-changelog-0"):
         started(cluster, tmp_path / "two", clock)
+
+
+ORDER = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
+
+
+def schema_program(registry: SchemaRegistry, **more: Any) -> StreamsBuilder:
+    order = serdes.avro(ORDER, registry={"url": registry.url, "request.timeout.ms": "2000"}, **more)
+    builder = StreamsBuilder()
+    orders = builder.stream("a", key=serdes.string(), value=order)
+    orders.to("b")
+    return builder
+
+
+@pytest.mark.parametrize("header_id", [False, True])
+def test_a_schema_that_nobody_registered_is_known_at_the_start(
+    tmp_path: Path, header_id: bool
+) -> None:
+    with SchemaRegistry() as registry:
+        registry.register("a-value", ORDER)
+        builder, cluster = schema_program(registry, header_id=header_id), BusyCluster()
+        with pytest.raises(SchemaError, match="b-value") as refused:
+            started(cluster, tmp_path, ManualClock(), builder)
+        assert Path(__file__).name in str(refused.value)
+        registry.register("b-value", {**ORDER, "fields": [{"name": "id", "type": "string"}]})
+        with pytest.raises(SchemaError, match="id"):
+            started(cluster, tmp_path, ManualClock(), builder)
+        registry.register("b-value", ORDER)
+        started(cluster, tmp_path, ManualClock(), builder)
+
+
+def test_a_store_asks_for_its_schema_too(tmp_path: Path) -> None:
+    with SchemaRegistry() as registry:
+        order = serdes.avro(ORDER, registry=registry.url)
+        builder = StreamsBuilder()
+        builder.table("a", key=serdes.string(), value=order, store="orders")
+        with pytest.raises(SchemaError, match=r"store orders.*a-value"):
+            started(BusyCluster(), tmp_path, ManualClock(), builder)
+
+
+def test_a_start_registers_no_schema(tmp_path: Path) -> None:
+    with SchemaRegistry() as registry:
+        started(
+            BusyCluster(), tmp_path, ManualClock(), schema_program(registry, auto_register=True)
+        )
+        assert registry.asked == []
+
+
+def test_a_registry_that_is_away_refuses_no_start(tmp_path: Path) -> None:
+    with SchemaRegistry() as registry:
+        registry.fails = 503
+        started(BusyCluster(), tmp_path, ManualClock(), schema_program(registry))
+        assert registry.asked, "it was asked"
 
 
 NEVER_MS = 3_600_000.0
