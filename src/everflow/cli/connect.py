@@ -190,6 +190,7 @@ class Desk:
         tasks = []
         for task in facts.all_tasks:
             report = self.report(name, task)
+            last = self.book.reports.get((name, task))  # its error outlives the instance
             waits = [
                 lag
                 for topic in facts.inputs[task.subtopology]
@@ -202,8 +203,8 @@ class Desk:
                     "state": UNASSIGNED if report is None else report.state,
                     "lag": sum(waits),
                     "instance": "" if report is None else report.instance,
-                    "error": "" if report is None else report.error,
-                    "failed_ms": None if report is None else report.failed_ms,
+                    "error": "" if last is None else last.error,
+                    "failed_ms": None if last is None else last.failed_ms,
                 }
             )
         since_ms = self.book.paused.get(name)

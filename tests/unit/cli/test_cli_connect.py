@@ -115,6 +115,17 @@ def reports(*states: str, seen: int = 0) -> list[Record]:
     ]
 
 
+def test_the_last_error_outlives_its_instance() -> None:
+    error = report(FAILED, "shop-0", error="no such table", failed_ms=1_000)
+    cluster = Cluster(report_record(("lake", TaskId(1, 1)), error))
+    row = cluster.desk().rows(["lake"])[0]
+    assert row["state"] == UNASSIGNED
+    task = row["tasks"][1]
+    assert (task["instance"], task["error"], task["failed_ms"]) == ("", "no such table", 1_000)
+    for lines in (list_table([row]), status_table([row])):
+        assert "1970-01-01T00:00:01Z no such table" in "\n".join(lines)
+
+
 def test_a_row_has_state_tasks_lag_and_the_last_error() -> None:
     error = report(FAILED, error="no answer at app.py:3", failed_ms=1_000)
     cluster = Cluster(*reports(RUNNING), report_record(("lake", TaskId(1, 1)), error))

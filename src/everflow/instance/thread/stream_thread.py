@@ -585,9 +585,9 @@ class StreamThread:
         """In the order of D6: kill the workers, fence, read the stable offsets, replay, retry."""
         self._counts.again(failure.kind)
         now_ms, wall_ms = self.clock.monotonic_ms(), self.clock.now_ms()
-        self._log(self.retries.batch_failed(failure, took_ms, now_ms, wall_ms, self.cut_off))
-        if failure.connector:
+        if failure.connector:  # before the decision, which may be the end
             self._counts.failed(failure.connector, short(failure))
+        self._log(self.retries.batch_failed(failure, took_ms, now_ms, wall_ms, self.cut_off))
         if failure.code == OtherTopicError.code:
             self.services.doubt_topics({tp.topic for tp in failure.partitions})
         self.services.kill_workers(self.services.gate.take_pids(self.number))

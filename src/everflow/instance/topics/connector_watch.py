@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from everflow.clock import Clock, on_thread
+from everflow.clock import Clock, Running, on_thread
 from everflow.errors import EverflowError
 from everflow.logs import rebalance_log, some
 from everflow.records import TaskId
 from everflow.topology.connectors import (
+    FAILED,
     Connector,
     ConnectorBook,
     ConnectorFacts,
@@ -32,6 +33,8 @@ PERIOD_MS = 500.0
 """So long after a command an instance has taken it, at most."""
 SAME_STATE_MS = 10_000.0
 """A task whose error alone is another one is reported so often."""
+LAST_WORD_S = 5.0
+"""So long a close waits for the last errors to be written."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class ConnectorWatch:
     book: ConnectorBook = field(default_factory=ConnectorBook)
     _stop: threading.Event = field(default_factory=threading.Event)
     _said: dict[Place, tuple[TaskReport, float]] = field(default_factory=dict)
+    _runs: Running | None = None
 
     @property
     def paused(self) -> frozenset[str]:
@@ -85,10 +89,13 @@ class ConnectorWatch:
             self.write(told)
 
     def start(self) -> None:
-        on_thread("everflow-connectors", self._run)
+        self._runs = on_thread("everflow-connectors", self._run)
 
     def close(self) -> None:
+        """Returns once the last errors stand in the topic, or cannot be written."""
         self._stop.set()
+        if self._runs is not None:
+            self._runs.join(LAST_WORD_S)
 
     def turn(self) -> None:
         for one in self._take():
@@ -121,8 +128,8 @@ class ConnectorWatch:
         found, parts = {}, of_parts(self.connectors)
         for task, now in self.tasks().items():
             for connector in parts.get(task.subtopology, ()):
-                last = self.last_error(connector.name)
-                error, at_ms = (now.error, now.failed_ms) if now.error else last or ("", None)
+                own = (now.error, now.failed_ms) if now.error else None
+                error, at_ms = own or self._last_error((connector.name, task))
                 found[connector.name, task] = TaskReport(
                     state=now.state,
                     instance=self.instance,
@@ -131,6 +138,26 @@ class ConnectorWatch:
                     failed_ms=at_ms,
                 )
         return found
+
+    def _last_error(self, place: Place) -> tuple[str, int | None]:
+        """Of this instance, or of an earlier one: an error outlives the instance that had it."""
+        known = self.book.reports.get(place)
+        return self.last_error(place[0]) or (
+            ("", None) if known is None else (known.error, known.failed_ms)
+        )
+
+    def last_word(self) -> None:
+        """At the end: the errors that stand in no report yet, as one that ends the instance at once
+        has none."""
+        told = {place: one for place, (one, _) in self._said.items()} | self._reports()
+        fresh = []
+        for place, one in sorted(told.items()):
+            last, known = self.last_error(place[0]), self._said.get(place)
+            if last is not None and (known is None or known[0].failed_ms != last[1]):
+                ended = replace(one, state=FAILED, error=last[0], failed_ms=last[1])
+                fresh.append(report_record(place, ended))
+        if fresh:
+            self.write(fresh)
 
     def _is_due(self, place: Place, report: TaskReport, now_ms: float) -> bool:
         told = self._said.get(place)
@@ -142,6 +169,13 @@ class ConnectorWatch:
         return last != report and now_ms - at_ms >= SAME_STATE_MS
 
     def _run(self) -> None:
+        self._follow()
+        try:
+            self.last_word()
+        except EverflowError as error:
+            log.warning("The last errors of connectors cannot be written: %s", error)
+
+    def _follow(self) -> None:
         away = False
         while not self.clock.wait(self._stop, PERIOD_MS):
             try:

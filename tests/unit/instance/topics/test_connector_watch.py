@@ -155,6 +155,59 @@ def test_the_last_error_stays_when_it_is_over() -> None:
     assert topic.book().reports["table", OTHER].error == ""
 
 
+def test_the_last_error_outlives_the_instance_that_had_it() -> None:
+    topic = Topic()
+    first = Instance(topic)
+    first.watch.begin()
+    first.errors["lake"] = ("no answer", 9)
+    first.watch.turn()
+    second = Instance(topic, "shop-2")
+    second.watch.begin()
+    second.watch.turn()
+    report = topic.book().reports["lake", TASK]
+    assert (report.instance, report.state) == ("shop-2", RUNNING)
+    assert (report.error, report.failed_ms) == ("no answer", 9)
+    second.errors["lake"] = ("another", 11)
+    second.clock.advance(SAME_STATE_MS)
+    second.watch.turn()
+    assert topic.book().reports["lake", TASK].error == "another"
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_an_error_that_ends_the_instance_is_told_at_its_end(owned: bool) -> None:
+    topic = Topic()
+    instance = Instance(topic)
+    instance.watch.begin()
+    instance.watch.turn()
+    instance.errors["lake"] = ("no such table", 9)
+    if not owned:
+        instance.tasks.clear()
+    instance.watch.last_word()
+    report = topic.book().reports["lake", TASK]
+    assert (report.state, report.error, report.failed_ms) == (FAILED, "no such table", 9)
+    assert topic.book().reports["table", OTHER].error == ""
+
+
+def test_an_instance_without_errors_has_no_last_word() -> None:
+    topic = Topic()
+    instance = Instance(topic)
+    instance.watch.begin()
+    instance.errors["lake"] = ("no answer", 9)
+    instance.watch.turn()
+    told = len(topic.records)
+    instance.watch.last_word()
+    assert len(topic.records) == told
+
+
+def test_before_its_first_turn_an_instance_tells_its_error_too() -> None:
+    topic = Topic()
+    instance = Instance(topic)
+    instance.watch.begin()
+    instance.errors["lake"] = ("no such table", 9)
+    instance.watch.last_word()
+    assert topic.book().reports["lake", TASK].error == "no such table"
+
+
 def test_a_task_that_comes_back_is_told_of_again() -> None:
     topic = Topic()
     first, second = Instance(topic), Instance(topic, "shop-2")
