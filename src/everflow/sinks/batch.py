@@ -37,6 +37,16 @@ class RefusedRows(Exception):
         self.rows = dict(rows)
 
 
+class RowRefused(Exception):
+    """Why a sink's target does not take a row: names both, and the column where it is known. The
+    text has no value of the row: it goes to logs."""
+
+    def __init__(self, sink: str, target: str, why: str, column: str | None = None) -> None:
+        at = "" if column is None else f", column {column!r}"
+        super().__init__(f"Sink {sink}: {target} refuses the row{at}: {why}")
+        self.sink, self.target, self.column = sink, target, column
+
+
 @dataclass(frozen=True, kw_only=True)
 class SinkBatch:
     """The rows that a task gives a sink in one micro-batch, and where they come from.
@@ -155,23 +165,26 @@ def fitting(batch: SinkBatch, target: str, found: pa.Schema) -> pa.Table:
         try:
             columns.append(column.cast(one.type))
         except pa.ArrowInvalid:
-            refused |= _unfit(column, one)
+            refused |= _unfit(batch.sink, target, column, one)
         if not one.nullable and column.null_count:
             rows = np.flatnonzero(column.is_null().to_numpy())
-            null = ValueError(f"column {one.name!r} of {target} takes no null")
+            null = RowRefused(batch.sink, target, "it takes no null", one.name)
             refused |= dict.fromkeys(rows.tolist(), null)
     if refused:
         raise RefusedRows(refused)
     return pa.table(columns, found)
 
 
-def _unfit(column: pa.ChunkedArray, wanted: pa.Field) -> dict[int, BaseException]:
+def _unfit(
+    sink: str, target: str, column: pa.ChunkedArray, wanted: pa.Field
+) -> dict[int, BaseException]:
+    why = f"a value of {type_text(column.type)} does not fit {type_text(wanted.type)}"
     found: dict[int, BaseException] = {}
     for row in range(len(column)):
         try:
             column.slice(row, 1).cast(wanted.type)
-        except pa.ArrowInvalid as error:
-            found[row] = ValueError(f"column {wanted.name!r}: {error}")
+        except pa.ArrowInvalid:  # whose text has the value
+            found[row] = RowRefused(sink, target, why, wanted.name)
     return found
 
 

@@ -23,7 +23,7 @@ from pyarrow import csv
 from everflow.errors import RetriableError, SinkError
 from everflow.records import Int64, TopicPartition
 from everflow.sinks import history
-from everflow.sinks.batch import RefusedRows, SinkBatch, family, last_of_each, misfit
+from everflow.sinks.batch import RefusedRows, RowRefused, SinkBatch, family, last_of_each, misfit
 
 Flags = npt.NDArray[np.bool_]
 CHUNK = 1 << 20
@@ -44,8 +44,11 @@ _LINE = re.compile(r"^COPY .*, line (\d+)", re.MULTILINE)
 _PASSING = frozenset(("08", "28", "40", "53", "55", "57", "58"))
 """Classes of SQLSTATE: connections, logins, rollbacks (deadlocks), resources (a full disk, too many
 connections), locks, shutdowns, faults of the system."""
-_OF_ROWS = frozenset(("22", "23"))
+_DATA = "22"
+_OF_ROWS = frozenset((_DATA, "23"))
 """Data, and constraints."""
+_COLUMN = re.compile(r"^COPY .*, line \d+, column ([^:\n]+)", re.MULTILINE)
+_QUOTED = re.compile(r'".*"', re.DOTALL)
 ARRAY = "[]"
 """Ends the name of a type of arrays."""
 _NUMBERS = ("smallint", "integer", "bigint", "numeric", "real", "double precision")
@@ -88,7 +91,7 @@ class PostgresSink:
 
     def write(self, batch: SinkBatch) -> None:
         """See `Sink`."""
-        lines = _Lines()
+        lines = _Lines(batch.sink, self.table)
         with self._failures(batch, lines):
             connection = self._connected()
             if not self._types:
@@ -108,7 +111,7 @@ class PostgresSink:
     # --- rows -------------------------------------------------------------------------------------
 
     def _copied(self, cursor: Any, table: str, rows: pa.Table, lines: _Lines) -> None:
-        _refuse_ends(rows, lines.rows)
+        _refuse_ends(rows, lines)
         lines.begin(rows, self._types)
         columns = ", ".join(map(quoted, rows.column_names))
         text = memoryview(as_csv(rows, self._types))
@@ -275,7 +278,8 @@ def _gone(batch: SinkBatch) -> Flags:
 class _Lines:
     """Which row a line of what COPY reads belongs to."""
 
-    def __init__(self) -> None:
+    def __init__(self, sink: str, table: str) -> None:
+        self.sink, self.table = sink, table
         self.rows: Int64 | None = None
         """The batch's rows that are copied; None: all."""
         self._copied: pa.Table | None = None
@@ -320,10 +324,24 @@ def failure(sink: str, table: str, error: Any, lines: _Lines) -> Exception:
     if state is not None and state[:2] in _OF_ROWS and (line := _LINE.search(context)) is not None:
         row = lines.row_of(int(line[1]))
         if row is not None:
-            return RefusedRows({row: error})
+            return RefusedRows({row: refusal(sink, table, error)})
+    if state is not None and state[:2] in _OF_ROWS:
+        return SinkError(str(refusal(sink, table, error)))
     return SinkError(
         f"Sink {sink}: PostgreSQL refuses the rows for {table} ({state or 'dsn'}): {text}"
     )
+
+
+def refusal(sink: str, table: str, error: Any) -> RowRefused:
+    """Of a row, without its values, which stand in details, contexts, and quotes of messages."""
+    state, diag = error.sqlstate, error.diag
+    said = (str(error).splitlines() or [""])[0]
+    if state[:2] == _DATA:
+        said = _QUOTED.sub("...", said)
+    context = getattr(diag, "context", None) or ""
+    found = _COLUMN.search(context)
+    column = getattr(diag, "column_name", None) or (found and found[1]) or None
+    return RowRefused(sink, f"table {table}", f"{said} ({state})", column)
 
 
 def require_types(sink: str, table: str, rows: pa.Schema, types: Mapping[str, str]) -> None:
@@ -366,16 +384,17 @@ def as_csv(rows: pa.Table, types: Mapping[str, str]) -> pa.Buffer:
     return out.getbuffer()
 
 
-def _refuse_ends(rows: pa.Table, numbers: Int64 | None) -> None:
+def _refuse_ends(rows: pa.Table, lines: _Lines) -> None:
     """RefusedRows for texts with a line of ``\\.``, which ends COPY's data before PostgreSQL 18, in
     quotes, too."""
-    for column in rows.columns:
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
         if pa.types.is_string(column.type):
             ends = pc.fill_null(pc.match_substring_regex(column, r"\n\\\.(\r?\n|$)"), False)
             found = np.flatnonzero(ends.to_numpy())
-            at = found if numbers is None else numbers[found]
+            at = found if lines.rows is None else lines.rows[found]
             if len(at):
-                error = ValueError("a text has a line that is \\. alone, where COPY ends its data")
+                why = "a text has a line that is \\. alone, where COPY ends its data"
+                error = RowRefused(lines.sink, f"table {lines.table}", why, name)
                 raise RefusedRows(dict.fromkeys(at.tolist(), error))
 
 

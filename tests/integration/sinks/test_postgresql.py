@@ -14,7 +14,7 @@ import pytest
 from everflow import RefusedRows, SinkBatch
 from everflow.errors import RetriableError, SinkError
 from everflow.records import OffsetRange, TaskId, TopicPartition
-from everflow.sinks.batch import SinkAhead
+from everflow.sinks.batch import RowRefused, SinkAhead
 from everflow.sinks.postgresql import PostgresSink
 from everflow.testing import wait_until
 from integration.debezium.postgres import USER, Postgres, server
@@ -117,6 +117,38 @@ def test_a_row_that_the_table_refuses_is_named_and_nothing_was_written(
     good = [at for at in range(3) if at != row]
     one.write(batch(0, 3, rows.take(good)))
     assert postgres.run("SELECT count(*) FROM rows").strip() == "2"
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize(
+    ("definition", "value", "state", "column"),
+    [
+        ("varchar(5)", "secret text", "22001", "extra"),
+        ("text NOT NULL", None, "23502", "extra"),
+        ("mood", "secret", "22P02", "extra"),
+        ("text CHECK (extra <> 'secret')", "secret", "23514", None),
+    ],
+)
+def test_a_refused_row_names_table_and_column_and_none_of_its_values(
+    postgres: Postgres,
+    mode: str,
+    definition: str,
+    value: str | None,
+    state: str,
+    column: str | None,
+) -> None:
+    postgres.run(
+        "DROP TYPE IF EXISTS mood CASCADE; CREATE TYPE mood AS ENUM ('fine');"
+        f"ALTER TABLE rows DROP COLUMN extra; ALTER TABLE rows ADD COLUMN extra {definition}"
+    )
+    rows = pa.table({"id": ["a", "b"], "n": [1, 2], "extra": pa.array(["fine", value])})
+    with pytest.raises(RefusedRows) as refused:
+        sink(postgres, mode=mode).write(batch(0, 2, rows))
+    ((row, why),) = refused.value.rows.items()
+    assert isinstance(why, RowRefused)
+    assert (row, why.sink, why.target, why.column) == (1, "out", "table rows", column)
+    assert state in str(why)
+    assert "secret" not in str(why)
 
 
 def test_a_key_that_is_there_is_the_row_of_an_append(postgres: Postgres) -> None:

@@ -33,7 +33,7 @@ from everflow import RefusedRows, SinkBatch
 from everflow.errors import RetriableError, SinkError
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.sinks import postgresql
-from everflow.sinks.batch import SinkAhead, last_of_each
+from everflow.sinks.batch import RowRefused, SinkAhead, last_of_each
 from everflow.sinks.data_source import PARTITIONS, DataSourceSink
 from everflow.sinks.delta import DeltaSink
 from everflow.sinks.files import ParquetSink
@@ -199,6 +199,10 @@ def test_values_that_do_not_fit_a_delta_table_are_rows_that_it_refuses(tmp_path:
     with pytest.raises(RefusedRows) as refused:
         sink.write(batch(1, 4, rows=pa.table({"k": ["x", "y", "z"], "v": [1, 1 << 40, 1 << 41]})))
     assert list(refused.value.rows) == [1, 2]
+    why = refused.value.rows[1]
+    assert isinstance(why, RowRefused)
+    assert (why.target, why.column) == (str(tmp_path), "v")
+    assert str(1 << 40) not in str(why)
     assert rows_of(sink) == [0]
 
 
@@ -255,7 +259,7 @@ def test_copy_reads_each_type_as_it_was() -> None:
 
 @pytest.mark.parametrize(("line", "row"), [(2, 0), (3, 1), (4, 1), (5, 1), (6, 2), (7, None)])
 def test_a_line_of_copy_is_a_row_though_texts_have_lines(line: int, row: int | None) -> None:
-    lines = postgresql._Lines()
+    lines = postgresql._Lines("out", "t")
     lines.begin(pa.table({"t": ["one", "two\nand\nmore", None]}), {})
     assert lines.row_of(line) == row
 
@@ -284,7 +288,7 @@ class ServerError(Exception):
 )
 def test_an_error_of_the_server_passes_or_does_not(state: str | None, kind: type) -> None:
     met = ServerError(state, SimpleNamespace(context=""))
-    found = postgresql.failure("out", "t", met, postgresql._Lines())
+    found = postgresql.failure("out", "t", met, postgresql._Lines("out", "t"))
     assert type(found) is kind
 
 
@@ -294,18 +298,35 @@ def test_a_dsn_that_is_none_is_a_wrong_setting() -> None:
 
 
 def test_a_row_that_the_server_refuses_is_named() -> None:
-    lines = postgresql._Lines()
+    lines = postgresql._Lines("out", "t")
     lines.begin(pa.table({"t": ["a\nb", "c"]}), {})
     context = SimpleNamespace(context='COPY t, line 4, column n: "99999"')
-    found = postgresql.failure("out", "t", ServerError("22003", context), lines)
+    error = ServerError("22003", context)
+    error.args = ('value "99999" is out of range for type smallint\nCONTEXT: COPY t, "99999"',)
+    found = postgresql.failure("out", "t", error, lines)
     assert isinstance(found, RefusedRows)
     assert list(found.rows) == [1]
+    why = found.rows[1]
+    assert isinstance(why, RowRefused)
+    assert (why.sink, why.target, why.column) == ("out", "table t", "n")
+    assert "smallint" in str(why)
+    assert "99999" not in str(why)
+
+
+def test_rows_that_are_refused_together_are_named_without_their_values() -> None:
+    diag = SimpleNamespace(context=None, constraint_name="t_n_key")
+    error = ServerError("23505", diag)
+    error.args = ('duplicate key violates "t_n_key"\nDETAIL: Key (n)=(99999) already exists.',)
+    found = postgresql.failure("out", "t", error, postgresql._Lines("out", "t"))
+    assert isinstance(found, SinkError)
+    assert "t_n_key" in str(found)
+    assert "99999" not in str(found)
 
 
 def test_a_text_that_would_end_copy_is_refused_alone() -> None:
     rows = pa.table({"t": ["a", "x\n\\.\ny", "\\.", None]})
     with pytest.raises(RefusedRows) as refused:
-        postgresql._refuse_ends(rows, None)
+        postgresql._refuse_ends(rows, postgresql._Lines("out", "t"))
     assert list(refused.value.rows) == [1]
 
 

@@ -24,6 +24,7 @@ from everflow import (
 )
 from everflow.errors import EverflowError, RetriableError, SinkError
 from everflow.handlers import PRODUCTION, Handlers
+from everflow.instance.thread.failure_text import ending
 from everflow.kafka.reading.record_columns import LogColumns
 from everflow.protocol.messages import (
     COMMITTED,
@@ -34,7 +35,7 @@ from everflow.protocol.messages import (
     TaskContext,
 )
 from everflow.records import LAST_SEQ, OffsetRange, TaskId, TopicPartition
-from everflow.sinks.batch import SinkAhead
+from everflow.sinks.batch import RowRefused, SinkAhead
 from everflow.testing.store_views import DriverStores
 from everflow.topology.batches import BatchInput
 from everflow.topology.graph import EdgeType, WriteNode
@@ -333,6 +334,17 @@ def test_a_row_that_a_sink_refuses_is_a_bad_record_of_production() -> None:
     places = [one.failure.record for one in (found, *found.others)]
     assert [one.offset for one in places if one is not None] == [7, 5]
     assert found.failure.stage == PRODUCTION
+
+
+def test_a_refused_row_names_its_record_and_the_cures() -> None:
+    refused = RowRefused("out", "table t", "value too long", "name")
+    found = failing(RefusedRows({2: refused}))
+    said = str(ending(failure_of(found), 1, ""))
+    first, *_, cure = said.splitlines()
+    for part in ("Sink out", "table t", "'name'", "value too long", "in-0@7"):
+        assert part in first
+    assert "production.exception.handler" in cure
+    assert "errors.dead.letter.queue.topic.name" in cure
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from everflow.errors import (
     StateDiskError,
     WorkerDiedError,
 )
+from everflow.handlers import PRODUCTION
 from everflow.protocol.messages import BatchFailure
 from everflow.user_program import place
 from everflow.worker.failures import line_text
@@ -46,6 +47,15 @@ _CURES = {
     f"{_GOES_ON}. A store without a changelog begins empty once its folder is deleted.",
     "other": f"{_NOTHING_WRITTEN}; the whole stack is in the log at level DEBUG.",
 }
+_SKIPPED = (
+    f"To go on without such records, name a topic for them in errors.dead.letter.queue.topic.name, "
+    f"or answer CONTINUE in a production.exception.handler; {_GOES_ON}."
+)
+_REFUSED = (
+    f"{_NOTHING_WRITTEN}. Correct the value in front of the sink, or alter the sink's table. "
+    f"{_SKIPPED}"
+)
+_UNWRITTEN = f"{_NOTHING_WRITTEN}. Correct the value or its serde. {_SKIPPED}"
 
 _OF_CODES = (RecordTimeError, RecordTooLargeError, RecordRefusedError, StateDiskError)
 _FATAL: dict[str, type[FatalError]] = {one.code: one for one in _OF_CODES}
@@ -120,4 +130,7 @@ def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
 
 
 def _about(failure: BatchFailure) -> tuple[str, ...]:
-    return (*places(failure), *filter(None, [_CURES.get(failure.kind)]))
+    cure = _CURES.get(failure.kind)
+    if failure.kind == "record" and failure.stage == PRODUCTION:
+        cure = _REFUSED if failure.connector else _UNWRITTEN
+    return (*places(failure), *filter(None, [cure]))
