@@ -389,18 +389,8 @@ class Migrator:
     ) -> dict[str, int]:
         copying.gather()
         every = frozenset(self.old.tasks())
-        between = self.old.between()
-        drains = frozenset(task for task in every if task.subtopology not in between)
-        if between and self.admin.members(self.plan.old, REQUEST_S):
-            holder.hold(drains)
-            self._reached(ASKED)
-            self._round(copying)  # while the group is rebalanced, here and below
-            with self._step("waiting until the old version reads no input"):
-                self._await_still(holder, drains)
-            self._reached(INPUTS_HELD)
-            with self._step("waiting until the old version has read its repartition topics"):
-                self._await_drained(copying)
-            self._reached(DRAINED)
+        if len(self.plan.stages) > 1 and self.admin.members(self.plan.old, REQUEST_S):
+            self._drain(copying, holder)
         for last in (False,) * (ROUNDS - 1) + (True,):
             holder.hold(every)
             self._round(copying)
@@ -423,6 +413,26 @@ class Migrator:
                         code="EF-MIGRATION-MEMBERS",
                     ) from moved
         raise AssertionError("unreachable")
+
+    def _drain(self, copying: Copying, holder: Holder) -> None:
+        """Have the old version read the records between its tasks, upstream first."""
+        held: frozenset[TaskId] = frozenset()
+        for number, stage in enumerate(self.plan.stages):
+            if stage.topics:
+                with self._step("waiting until the old version has read its repartition topics"):
+                    self._await_drained(copying, stage.topics)
+            if number and not stage.parts:
+                continue
+            held |= {task for task in self.old.tasks() if task.subtopology in stage.parts}
+            holder.hold(held)
+            if not number:
+                self._reached(ASKED)
+            self._round(copying)  # while the group is rebalanced, here and below
+            with self._step("waiting until the old version reads no input"):
+                self._await_still(holder, held)
+            if not number:
+                self._reached(INPUTS_HELD)
+        self._reached(DRAINED)
 
     def _await_new(self, reader: LogReader) -> None:
         """Until the new version has committed what each task has to read. So long the old one's
@@ -459,8 +469,7 @@ class Migrator:
             self.config.task_timeout_ms,
         )
 
-    def _await_drained(self, copying: Copying) -> None:
-        topics = [topic for index in self.old.between() for topic in self.old.inputs[index]]
+    def _await_drained(self, copying: Copying, topics: Collection[str]) -> None:
         read = [TopicPartition(t, p) for t in topics for p in range(self.old.partitions[t])]
         limit = Deadline(self.clock, self.config.task_timeout_ms)
         while waiting := self._waiting(self.plan.old, read, copying.reader):

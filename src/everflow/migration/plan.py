@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -103,12 +104,20 @@ class TopicMove:
         }
 
 
+class Stage(NamedTuple):
+    """A stage of the switch: once ``topics`` are read to their ends, the tasks of the
+    sub-topologies ``parts`` stand still."""
+
+    topics: tuple[str, ...]
+    parts: frozenset[int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class MigrationPlan:
     """``waiting``: topics whose records are carried; ``drained``: those that have to be read to
-    their ends by the old version; ``fresh``: stores that begin empty, and why; ``left``: old stores
-    that no new one is made of. ``subtopologies``: old numbers by new ones; ``clocks``: nodes with
-    the names under which stream times are kept, new by old ones."""
+    their ends by the old version, in these ``stages``; ``fresh``: stores that begin empty, and why;
+    ``left``: old stores that no new one is made of. ``subtopologies``: old numbers by new ones;
+    ``clocks``: nodes with the names under which stream times are kept, new by old ones."""
 
     old: str
     new: str
@@ -116,6 +125,7 @@ class MigrationPlan:
     left_out: tuple[TopicMove, ...]
     waiting: tuple[TopicMove, ...]
     drained: tuple[str, ...]
+    stages: tuple[Stage, ...]
     fresh: Mapping[str, str]
     left: tuple[str, ...]
     subtopologies: Mapping[int, int]
@@ -187,6 +197,7 @@ def planned(old: Program, new: Program, asked: Asked = Asked()) -> MigrationPlan
         left_out=tuple(left_out),
         waiting=waiting,
         drained=drained,
+        stages=stages_of(old, drained),
         fresh=_fresh(old, new, was),
         left=tuple(sorted(_left(old, new, was))),
         subtopologies={after: before for before, after in pairs.items()},
@@ -470,6 +481,36 @@ def _between(
                 refusals.append(f"topic {topic}: its keys are not spread by murmur2")
             waiting.append(TopicMove(source=topic, target=target, before=before, after=after))
     return tuple(waiting), tuple(drained)
+
+
+def stages_of(old: Program, drained: Collection[str]) -> tuple[Stage, ...]:
+    """In which order the old version's sub-topologies stand still, so that ``drained`` are read to
+    their ends: upstream first, and who reads one of these only once all that write it do nothing
+    more. Those that read repartition topics alone need not be stopped: nothing comes to them any
+    more. Where sub-topologies write for each other in a circle (a foreign-key join), they are
+    stopped at once. Pure."""
+    waits = {
+        index: {one for topic in topics if topic in drained for one in old.writers[topic]}
+        for index, topics in old.inputs.items()
+        if any(topic in drained for topic in topics)
+    }
+    between = old.between()
+    later: list[Stage] = []
+    quiet = frozenset(old.inputs.keys() - waits.keys())
+    stopped = quiet
+    while left := waits.keys() - quiet:
+        ready = {index for index in left if waits[index] <= quiet}
+        if not ready:  # a circle
+            stopped |= frozenset(left) - between
+            later.append(Stage(_topics(old, drained, left), frozenset()))
+            break
+        later.append(Stage(_topics(old, drained, ready), frozenset(ready) - between))
+        quiet |= ready
+    return (Stage((), stopped), *later)
+
+
+def _topics(old: Program, drained: Collection[str], parts: Collection[int]) -> tuple[str, ...]:
+    return tuple(topic for part in sorted(parts) for topic in old.inputs[part] if topic in drained)
 
 
 # --- stream times ---------------------------------------------------------------------------------

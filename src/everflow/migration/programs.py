@@ -23,7 +23,7 @@ from everflow.serdes import Serde
 from everflow.serdes.windowed import KEY_SUFFIX_BYTES
 from everflow.state.store import StoreSpec
 from everflow.topology.compatibility import layouts_to_keep
-from everflow.topology.graph import Graph, StatefulNode
+from everflow.topology.graph import Graph, SinkNode, StatefulNode
 from everflow.topology.idle_sources import (
     MOST_BYTES,
     ProgramTimes,
@@ -67,9 +67,10 @@ class Program:
     ``inputs``: whole names of topics by sub-topology; ``partitions``: of each; ``fixed``: the tasks
     of sub-topologies with state (`fixed_tasks`). ``forms``: by store, with the bytes of windows
     behind the key by which its partition was chosen; ``inside``: the serdes of the records in the
-    entries of one whose bytes are an operator's. ``repartition``: whole names; ``spread``: those
-    whose keys are not where Java puts them, and by what. ``layouts``: the text beside offsets,
-    which fits there with a mark or with the times."""
+    entries of one whose bytes are an operator's. ``repartition``: whole names; ``writers``: the
+    sub-topologies that write each of these; ``spread``: those whose keys are not where Java puts
+    them, and by what. ``layouts``: the text beside offsets, which fits there with a mark or with
+    the times."""
 
     application_id: str
     facts: ProgramFacts
@@ -83,6 +84,7 @@ class Program:
     partitions: Mapping[str, int]
     fixed: Mapping[int, int]
     repartition: frozenset[str]
+    writers: Mapping[str, frozenset[int]]
     spread: Mapping[str, str]
     internal: InternalTopics
     layouts: str
@@ -171,6 +173,16 @@ def program_of(
         partitions=partitions,
         fixed=fixed,
         repartition=frozenset(internal.repartition),
+        writers={
+            name: frozenset(
+                subs.index_of[node.name]
+                for node in graph.nodes
+                if isinstance(node, SinkNode)
+                and node.kind == "repartition"
+                and f"{application_id}-{node.topic}" == name
+            )
+            for name in internal.repartition
+        },
         spread={f"{application_id}-{name}": by for name, by in _spread(graph).items()},
         internal=internal,
         layouts=layouts,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 from pyspark.sql import SparkSession
@@ -118,6 +118,53 @@ def planned_by_values(found: Migration) -> None:
     assert data["dry_run"]
     assert data["digest"]
     assert not [one for one in found.cluster.topics() if one.startswith(found.after.id)]
+
+
+CHAIN = """
+names = builder.table({names!r}, key=serdes.string(), value=serdes.string(), store="names")
+met = words.repartition(name={first!r}).left_join(names, lambda word, name: word, returns="string")
+counts = met.repartition(name="second").group_by_key().count(store="counts")
+counts.to_stream().to("{{out}}")
+"""
+
+
+def test_a_chain_is_drained_in_stages_while_both_inputs_go_on(
+    migration: Make, cluster: Cluster
+) -> None:
+    """The topic in front of the join has another name in the new version: what waits there cannot
+    be carried, so whoever joins reads it to its end before it stands still."""
+    names = cluster.topic("names", 4)
+    old, new = (CHAIN.format(names=names, first=first) for first in ("first", "other"))
+    found = migration(old, new)
+    found.words(40)
+    over = Event()
+
+    def load() -> None:
+        while not over.is_set():
+            at = found.sent // 40
+            found.words(40)
+            cluster.write(names, [text(f"w{at % 10}", "x", 1_000 + at, at % 4)])
+            over.wait(0.02)
+
+    loading = Thread(target=load)
+    with found.old_running("first", "second") as before, ExitStack() as closing:
+        closing.callback(over.set)
+        loading.start()
+        found.launch()
+        found.until_marked()
+        after = found.after.instance(found.topology(new))
+        closing.callback(after.close, 60.0)
+        after.start()
+        until_running(after)
+        found.until_switched()
+        assert loading.is_alive()
+        assert isinstance(until_failed(before), ApplicationMigratedError)
+        over.set()
+        loading.join()
+        wait_until(lambda: found.runs(after), POINT_S, "tasks of the new version")
+        topics = [f"{found.after.id}-{name}-repartition" for name in ("other", "second")]
+        found.after.until_processed(after, found.source, *topics)
+    found.require_counted_once()
 
 
 DIRECT = 'words.group_by_key().count(store="counts").to_stream().to("{out}")'

@@ -184,6 +184,47 @@ def joined(name: str = "by-a", words: Any = VALUE) -> Build:
     return build
 
 
+def chained(first: str = "by-a", second: str = "again") -> Build:
+    """``in`` -> ``first`` -> joined with the table ``other`` -> ``second`` -> counts."""
+
+    def build(builder: StreamsBuilder) -> None:
+        stream = builder.stream("in", key=serdes.string(), value=VALUE)
+        keyed = stream.select_key(lambda key, value: value["a"], returns="string")
+        table = builder.table("other", key=serdes.string(), value=VALUE, store="others")
+        met = keyed.repartition(name=first).left_join(
+            table, lambda one, _: one, returns="a string, n bigint"
+        )
+        met.repartition(name=second).group_by_key().count(store="counts").to_stream().to("out")
+
+    return build
+
+
+def test_topics_are_drained_in_stages_upstream_first() -> None:
+    found = plan(chained(), chained(first="by-b"))
+    assert found.drained == ("shop-by-a-repartition", "shop-again-repartition")
+    first, second, third = found.stages
+    before = program(chained(), "shop")
+    read_in = {index for index, topics in before.inputs.items() if topics == ("in",)}
+    joining = {index for index, topics in before.inputs.items() if "other" in topics}
+    assert first == ((), read_in), "who joins goes on: it has to read what waits"
+    assert second == (("shop-by-a-repartition",), joining)
+    assert third == (("shop-again-repartition",), frozenset())
+
+
+def test_who_joins_what_is_carried_is_stopped_at_once() -> None:
+    found = plan(chained(), chained())
+    first, second = found.stages
+    assert len(first.parts) == 2
+    assert second == (("shop-again-repartition",), frozenset())
+
+
+def test_a_program_without_repartition_topics_has_one_stage() -> None:
+    def build(builder: StreamsBuilder) -> None:
+        builder.table("in", key=serdes.string(), value=VALUE, store="kept")
+
+    assert len(plan(build, build).stages) == 1
+
+
 def test_what_waits_beside_another_input_is_carried() -> None:
     found = plan(joined(), joined())
     assert [one.source for one in found.waiting] == ["shop-by-a-repartition"]
