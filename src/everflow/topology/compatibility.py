@@ -30,6 +30,7 @@ from everflow.topology.store_layouts import (
     PATTERN,
     Kept,
     differing_parts,
+    differing_words,
     digest,
     is_store,
     newest,
@@ -362,17 +363,25 @@ def _words_changes(
     if stored is None or now.words is None or _digest_of(stored) == _digest_of(now.words):
         return
     reason, effect = "its keys or values have", Effect.MIGRATION
+    before, after = _typed(stored), _typed(now.words)
     if not isinstance(stored, str) and not isinstance(now.words, str):
         key = stored[0] != now.words[0]
         reason = f"its {'keys' if key else 'values'} have"
         effect = Effect.RESET if key else Effect.MIGRATION
+        differ = [
+            (part, *differing_words(one, other))
+            for part, one, other in zip(("key", "value"), stored, now.words, strict=True)
+            if one != other
+        ]
+        before = ", ".join(f"{part} {one}" for part, one, _ in differ)
+        after = ", ".join(f"{part} {other}" for part, _, other in differ)
     yield Change(
         effect=effect,
         kind="repartition topic",
         name=name,
         reason=f"{reason} another type or format: records that wait in it would be read wrongly",
-        before=_typed(stored),
-        after=_typed(now.words),
+        before=before,
+        after=after,
         where=now.where,
     )
 

@@ -316,10 +316,89 @@ def differing_parts(stored: Kept, now: Kept) -> tuple[str, str] | None:
     differ = [(part, then, new) for part, then, new in parts if then != new]
     if not differ:
         return None
+    short = [(part, *differing_words(then, new)) for part, then, new in differ]
     return (
-        "; ".join(f"{part} {then}" for part, then, _ in differ),
-        "; ".join(f"{part} {new}" for part, _, new in differ),
+        "; ".join(f"{part} {then}" for part, then, _ in short),
+        "; ".join(f"{part} {new}" for part, _, new in short),
     )
+
+
+def differing_words(then: str, now: str) -> tuple[str, str]:
+    """What differs of two words of types (`serde_words`): of structs the fields that came, went or
+    have another type, inner ones by their paths, or the order of the fields; else the whole."""
+    (before, then_as), (after, now_as) = _parsed(then), _parsed(now)
+    if before is None or after is None:
+        return then, now
+    left, right = _differing(before, after, "")
+    if then_as != now_as:
+        left.append(f"written{then_as or ' as such'}")
+        right.append(f"written{now_as or ' as such'}")
+    return ", ".join(left), ", ".join(right)
+
+
+def _differing(
+    then: Mapping[str, str], now: Mapping[str, str], path: str
+) -> tuple[list[str], list[str]]:
+    left, right = [], []
+    for name in dict.fromkeys((*then, *now)):
+        one, other = then.get(name), now.get(name)
+        if one == other:
+            continue
+        (depth, mine), (its_depth, its) = _inner(one or ""), _inner(other or "")
+        if mine is not None and its is not None and depth == its_depth:
+            own = _differing(mine, its, f"{path}{name}{depth * '[]'}.")
+            left += own[0]
+            right += own[1]
+            continue
+        left.append(f"no {path}{name}" if one is None else f"{path}{name} {one}")
+        right.append(f"no {path}{name}" if other is None else f"{path}{name} {other}")
+    if not left and list(then) != list(now):
+        at = f" in {path[:-1]}" if path else ""
+        left.append(f"order{at} {', '.join(then)}")
+        right.append(f"order{at} {', '.join(now)}")
+    return left, right
+
+
+def _parsed(words: str) -> tuple[dict[str, str] | None, str]:
+    """Types by the names of fields, and how they are written (`` as JSON``); None where the words
+    are no fields."""
+    parts = _split(words)
+    last, found, form = parts[-1].rpartition(" as ")
+    parts = [*parts[:-1], last] if found else parts
+    return _by_name(parts), f"{found}{form}" if found else ""
+
+
+def _inner(words: str) -> tuple[int, dict[str, str] | None]:
+    """The fields of a struct, and in how many arrays it is."""
+    depth = 0
+    while words.startswith("array<") and words.endswith(">"):
+        depth, words = depth + 1, words[len("array<") : -1]
+    if not words.startswith("struct<") or not words.endswith(">"):
+        return depth, None
+    return depth, _by_name(_split(words[len("struct<") : -1]))
+
+
+def _by_name(parts: Sequence[str]) -> dict[str, str] | None:
+    fields = {}
+    for part in parts:
+        found = re.fullmatch(r"(`(?:[^`]|``)+`|[\w.]+) (.+)", part)
+        if found is None:
+            return None
+        fields[found[1]] = found[2]
+    return fields
+
+
+def _split(words: str) -> list[str]:
+    """At commas outside brackets and quoted names."""
+    parts, depth, quoted = [""], 0, False
+    for one in words:
+        quoted ^= one == "`"
+        depth += 0 if quoted else (one in "<([") - (one in ">)]")
+        if one == "," and not depth and not quoted:
+            parts.append("")
+        else:
+            parts[-1] += one
+    return [part.strip() for part in parts]
 
 
 def _digest(kept: Kept) -> str:

@@ -21,6 +21,7 @@ from everflow.topology.program import Topology
 from everflow.topology.store_layouts import (
     Kept,
     StoreLayout,
+    differing_words,
     digest,
     fingerprint,
     from_json,
@@ -202,6 +203,31 @@ def test_json_written_in_another_order_is_read_by_its_names() -> None:
     assert layout_of(store(one)) == layout_of(store(other))
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "before", "after"),
+    [
+        ("a string, n bigint", "a string, n double, z date", "n bigint, no z", "n double, z date"),
+        ("a struct<b int, c date>", "a struct<b int, c string>", "a.c date", "a.c string"),
+        ("a array<struct<x int, y int>>", "a array<struct<x int>>", "a[].y int", "no a[].y"),
+        (
+            "a decimal(10, 2), b int",
+            "a decimal(12, 2), b int",
+            "a decimal(10, 2)",
+            "a decimal(12, 2)",
+        ),
+        ("a int, b int", "b int, a int", "order a, b", "order b, a"),
+        ("a struct<b int, c int>", "a struct<c int, b int>", "order in a b, c", "order in a c, b"),
+        ("`a b, c` int, d int", "`a b, c` int, d date", "d int", "d date"),
+        ("n int (count)", "n int (count), m int (max)", "no m", "m int (max)"),
+        ("a string as JSON", "a string as Avro", "written as JSON", "written as Avro"),
+        ("bigint", "string", "bigint", "string"),
+        ("a int", "bigint", "a int", "bigint"),
+    ],
+)
+def test_of_two_types_what_differs_is_shown(then: str, now: str, before: str, after: str) -> None:
+    assert differing_words(then, now) == (before, after)
+
+
 def test_the_message_says_where_what_and_what_to_do() -> None:
     before, after = (
         packed("n bigint, total bigint", "count", "sum"),
@@ -214,8 +240,8 @@ def test_the_message_says_where_what_and_what_to_do() -> None:
     assert told[1:5] == [
         "  store totals: its values have another type or format",
         "      at:     shop.py:12",
-        "      before: value n bigint (count), total bigint (sum)",
-        "      now:    value total bigint (sum), n bigint (count)",
+        "      before: value order n, total",
+        "      now:    value order total, n",
     ]
     assert refused.value.difference.splitlines() == told[1:5]
     for cure in (
