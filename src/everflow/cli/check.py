@@ -90,7 +90,7 @@ def facts_of_group(
     from everflow.cli.cluster_reset import leftovers
     from everflow.protocol.messages import (
         COPIED,
-        GONE,
+        gone_to,
         mark_in,
         of_kafka_streams,
         parse_metadata,
@@ -101,14 +101,12 @@ def facts_of_group(
 
     found = admin.committed(application_id, None, _ASK_S, stable=False)
     marks = {tp: mark_in(one.metadata) for tp, one in found.items()}
-    for mark in marks.values():
-        if mark is not None and mark.kind == GONE:
-            raise ApplicationMigratedError(
-                f"Application {application_id} was migrated to {mark.application_id}, and no "
-                f"program starts under its application.id any more. Compare with the one that goes "
-                f"on: --application-id {mark.application_id}",
-                to=mark.application_id,
-            )
+    if to := gone_to(one.metadata for one in found.values()):
+        raise ApplicationMigratedError(
+            f"Application {application_id} was migrated to {to}, and no program starts under its "
+            f"application.id any more. Compare with the one that goes on: --application-id {to}",
+            to=to,
+        )
     # Without a migration's positions in the changelogs that it has copied.
     committed = {tp: found[tp] for tp, mark in marks.items() if mark is None or mark.kind != COPIED}
     if not committed:

@@ -19,13 +19,22 @@ from typer.core import TyperGroup
 
 from everflow import logs
 from everflow.cli import BOOTSTRAP_VARIABLE
-from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
+from everflow.errors import (
+    ApplicationMigratedError,
+    ConfigError,
+    EverflowError,
+    SetupError,
+    TopologyError,
+)
 from everflow.setting_checks import is_secret
 from everflow.stop_signals import EXIT_BASE, StopRequestedError, owned, write_nowhere
 from everflow.user_program import printable
 
 if TYPE_CHECKING:
     from everflow.config import StreamsConfig
+    from everflow.records import CommittedOffset, TopicPartition
+
+    Committed = Mapping[TopicPartition, CommittedOffset]
     from everflow.console.status import StatusLine
     from everflow.kafka.admin import ClusterAdmin
 
@@ -504,6 +513,19 @@ def table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> list[
 def echo(text: str, *, err: bool = False) -> None:
     """Print lines that contain texts of others, without control characters."""
     typer.echo(printable(text), err=err)
+
+
+def require_not_gone(application_id: str, committed: Committed, instead: str) -> None:
+    """ApplicationMigratedError of a group whose state went to another application; ``instead``: the
+    command that asks that one, with ``{}`` for its id."""
+    from everflow.protocol.messages import gone_to
+
+    if to := gone_to(one.metadata for one in committed.values()):
+        raise ApplicationMigratedError(
+            f"Application {application_id} was migrated to {to}, which goes on in its place: "
+            f"`{instead.format(to)}`",
+            to=to,
+        )
 
 
 def require_yes(yes: bool, question: str, declined: str) -> None:

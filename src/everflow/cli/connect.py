@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from everflow.cli.commands import EXIT_FAILED, Cluster, Form, Output, command, show, table
+from everflow.cli.commands import (
+    EXIT_FAILED,
+    Cluster,
+    Form,
+    Output,
+    command,
+    require_not_gone,
+    show,
+    table,
+)
 from everflow.clock import instant
 from everflow.errors import ConfigError, FatalError
 from everflow.kafka.admin import ClusterAdmin
@@ -238,10 +247,12 @@ class Desk:
 
 @contextmanager
 def _desk(config: StreamsConfig, admin: ClusterAdmin, application_id: str) -> Iterator[Desk]:
-    """FatalError: the application has no connector topic."""
+    """FatalError: the application has no connector topic. ApplicationMigratedError."""
     from everflow.kafka.reading.log_reader import WrittenRecords
     from everflow.kafka.writing.record_writer import RecordWriter
 
+    committed = admin.committed(application_id, None, READ_S, stable=False)
+    require_not_gone(application_id, committed, "everflow connect {} list")
     log = TopicPartition(connector_topic(application_id), 0)
     if not admin.describe_topics([log.topic]):
         raise FatalError(

@@ -30,6 +30,7 @@ from everflow.cli.commands import (
     assignments,
     command,
     own_status,
+    require_not_gone,
     show,
     table,
 )
@@ -88,7 +89,8 @@ def lag(
     output: Form = Output.text,
 ) -> None:
     """List the lag of an application by partition, largest first. It asks the brokers, so no
-    instance needs to run."""
+    instance needs to run. The lag is a difference of offsets: it counts the markers of
+    transactions, too, one for each transaction and partition."""
     with cluster.connected() as (config, admin, _):
         rows = lag_rows(config, admin, application_id)
     show(output, rows, lag_table(rows))
@@ -173,8 +175,16 @@ def lag_rows(
     config: StreamsConfig, admin: ClusterAdmin, application_id: str
 ) -> list[dict[str, Any]]:
     """Topic, partition, committed, end and lag, worst first. FatalError: nothing was committed;
-    RetriableError."""
-    committed = admin.all_committed(application_id, ASK_S)
+    ApplicationMigratedError; RetriableError."""
+    from everflow.protocol.messages import COPIED, mark_in
+
+    found = admin.committed(application_id, None, ASK_S, stable=False)
+    require_not_gone(application_id, found, "everflow lag {}")
+    marks = {tp: mark_in(one.metadata) for tp, one in found.items()}
+    # Without a migration's positions in the changelogs that it has copied.
+    committed = {
+        tp: found[tp].offset for tp, mark in marks.items() if mark is None or mark.kind != COPIED
+    }
     if not committed:
         raise FatalError(
             f"group {application_id} has committed nothing at {config.bootstrap_servers}. Is this "

@@ -6,7 +6,7 @@ import base64
 import json
 import pickle
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
@@ -511,6 +511,13 @@ def mark_in(text: str | None) -> Mark | None:
     parts = (parse_metadata(text).batch_id or "").split(":")
     known = parts[0] in (FILLED, GONE, COPIED) and len(parts) in (2, 3)
     return Mark(*parts) if known else None
+
+
+def gone_to(texts: Iterable[str | None]) -> str:
+    """The application that the state went to, of the metadata of a group's offsets; empty: it went
+    nowhere."""
+    marks = filter(None, map(mark_in, texts))
+    return next((mark.application_id for mark in marks if mark.kind == GONE), "")
 
 
 def of_kafka_streams(text: str | None) -> bool:

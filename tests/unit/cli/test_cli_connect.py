@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from everflow.cli.app import app
+from everflow.cli.commands import require_not_gone
 from everflow.cli.connect import (
     PAUSING,
     Action,
@@ -17,9 +18,10 @@ from everflow.cli.connect import (
     state_of,
     status_table,
 )
-from everflow.errors import ConfigError
+from everflow.errors import ApplicationMigratedError, ConfigError
 from everflow.kafka.admin import ClusterAdmin, TopicShape
 from everflow.kafka.reading.log_reader import RawWritten, WrittenRecords
+from everflow.migration.migrator import text_of_gone
 from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.topology.connectors import (
     FAILED,
@@ -113,6 +115,14 @@ def reports(*states: str, seen: int = 0) -> list[Record]:
         report_record(("lake", TaskId(1, p)), report(state, seen=seen))
         for p, state in enumerate(states)
     ]
+
+
+def test_an_application_that_was_migrated_says_where_it_went() -> None:
+    gone = CommittedOffset(7, text_of_gone("shop-2", CommittedOffset(7, "")))
+    with pytest.raises(ApplicationMigratedError, match="everflow connect shop-2 list") as raised:
+        require_not_gone("shop", {ORDERS[0]: gone}, "everflow connect {} list")
+    assert raised.value.to == "shop-2"
+    require_not_gone("shop", {ORDERS[0]: CommittedOffset(7, "")}, "everflow connect {} list")
 
 
 def test_the_last_error_outlives_its_instance() -> None:

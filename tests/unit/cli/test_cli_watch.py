@@ -4,7 +4,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -15,11 +15,23 @@ from starlette.routing import Route
 from typer.testing import CliRunner
 
 from everflow.cli.app import app
-from everflow.cli.watch import answered, ask, lag_table, status_at, task_rows, tasks_table
-from everflow.errors import ConfigError, RetriableError
+from everflow.cli.watch import (
+    answered,
+    ask,
+    lag_rows,
+    lag_table,
+    status_at,
+    task_rows,
+    tasks_table,
+)
+from everflow.errors import ApplicationMigratedError, ConfigError, RetriableError
+from everflow.migration.migrator import text_of_gone
 from everflow.observe.http_server import HttpServer, application
 from everflow.observe.observation import Observation, status_of
 from everflow.observe.requests import answer
+from everflow.protocol.messages import COPIED, Mark, format_metadata
+from everflow.records import CommittedOffset, TopicPartition
+from unit.builders import streams_config
 from unit.observe.observations import FULL, WHOLE, changed
 
 
@@ -218,3 +230,41 @@ def test_a_refusal_is_said_in_its_words() -> None:
         assert "{" not in said
     finally:
         server.close()
+
+
+class Offsets:
+    """The committed offsets of a group; each log has 100 records."""
+
+    def __init__(self, found: Mapping[TopicPartition, CommittedOffset]) -> None:
+        self.found = found
+
+    def committed(self, *_: object, **__: object) -> Mapping[TopicPartition, CommittedOffset]:
+        return self.found
+
+    def list_offsets(
+        self, logs: Sequence[TopicPartition], *_: object
+    ) -> Mapping[TopicPartition, int]:
+        return dict.fromkeys(logs, 100)
+
+
+def lag_of(found: Mapping[TopicPartition, CommittedOffset]) -> list[dict[str, Any]]:
+    admin: Any = Offsets(found)
+    return lag_rows(streams_config(application_id="shop"), admin, "shop")
+
+
+def test_the_lag_of_an_application_that_was_migrated_says_where_it_went() -> None:
+    gone = CommittedOffset(7, text_of_gone("shop-2", CommittedOffset(7, "")))
+    with pytest.raises(ApplicationMigratedError, match="everflow lag shop-2") as raised:
+        lag_of({TopicPartition("in", 0): gone})
+    assert raised.value.to == "shop-2"
+
+
+def test_positions_of_a_migration_in_the_old_changelogs_are_no_lag() -> None:
+    copied = format_metadata(Mark(COPIED, "shop-1").batch_id, {})
+    rows = lag_of(
+        {
+            TopicPartition("in", 0): CommittedOffset(90, ""),
+            TopicPartition("shop-1-c-changelog", 0): CommittedOffset(3, copied),
+        }
+    )
+    assert [(row["topic"], row["lag"]) for row in rows] == [("in", 10)]
