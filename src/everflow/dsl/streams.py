@@ -731,11 +731,11 @@ class KStream(_StreamOrTable):
         The columns are the fields of the value, or one column ``value``.
 
         ``format``: ``"postgresql"`` (``dsn``, ``table``, ``mode="append" | "upsert" | "scd2"``),
-        ``"delta"`` (``path``, ``storage_options``, ``partition_by``), ``"iceberg"`` (``table``,
-        ``catalog``, ``properties``), ``"parquet"`` (``path``, ``compression``): each row is there
-        once, whatever fails. Or ``"http"`` (``url``, ``headers``, ``timeout_s``, in seconds), or a
-        ``DataSource`` class of PySpark whose ``streamWriter`` is used, with its options: at least
-        once.
+        ``"delta"`` (``path``, ``storage_options``, ``partition_by``: a list of columns),
+        ``"iceberg"`` (``table``, ``catalog``, ``properties``), ``"parquet"`` (``path``,
+        ``compression``): each row is there once, whatever fails. Or ``"http"`` (``url``,
+        ``headers``, ``timeout_s``, in seconds), or a ``DataSource`` class of PySpark whose
+        ``streamWriter`` is used, with its options: at least once.
 
         ``name``: under which the sink keeps which offsets it has; it belongs to the rows for good.
         ``key``: the column that the key becomes, several for a struct's fields; by default the key
