@@ -21,6 +21,7 @@ from everflow.logs import counted
 from everflow.user_program import one_line
 
 if TYPE_CHECKING:
+    from everflow.config import StreamsConfig
     from everflow.kafka.admin import ClusterAdmin
     from everflow.kafka.dead_letters import Cause, DeadLetter, LetterPlace, OldLetters, Replayer
 
@@ -93,7 +94,7 @@ def show(
     from everflow.kafka.dead_letters import LetterPlace, plain_of, text_of
 
     wanted = LetterPlace.parse(place)
-    with _replaying(topic, cluster) as (found, _, _):
+    with _replaying(topic, cluster) as (found, _, _, _):
         _require(topic, found, {wanted})
     letter = next(letter for letter in found if letter.place == wanted)
     shown(output, plain_of(letter), [text_of(letter)])
@@ -129,6 +130,13 @@ def replay(
     timestamp: Annotated[
         ReplayTime, "Time of the records: their own, or the present."
     ] = ReplayTime.record,
+    latest_only: Annotated[
+        bool,
+        typer.Option(
+            "--latest-only",
+            help="Skip records whose source partition has a newer record of the same key.",
+        ),
+    ] = False,
     dry_run: Annotated[bool, "Only show the records."] = False,
     yes: Yes = False,
     output: Form = Output.text,
@@ -137,11 +145,13 @@ def replay(
     """Write dead-letter records back as the original records, each once, after a confirmation.
     Replay skips records that were replayed before (also by an interrupted replay), incomplete
     records and, without --to, records whose headers name no source topic. The application drops
-    records that are too late for their window; --timestamp now gives them the present time."""
+    records that are too late for their window; --timestamp now gives them the present time. In a
+    table, and in a sink that upserts, a replayed record replaces the row of a newer record of its
+    key: the command counts such records, and --latest-only skips them."""
     from everflow.kafka.dead_letters import LetterPlace, line_of, refusal
 
     at = frozenset(map(LetterPlace.parse, places or ()))
-    with _replaying(topic, cluster, dry_run, to) as (found, replayer, admin):
+    with _replaying(topic, cluster, dry_run, to) as (found, replayer, admin, config):
         _require(topic, found, at)
         taken = only.of(found, at)
         wanted = [one for one in taken if not one.replayed]
@@ -150,12 +160,17 @@ def replay(
         if places and refused:
             raise refused[0][1]
         chosen = [one for one, why in judged if why is None]
+        stale = [] if to is not None else _superseded(admin, config, chosen, found)
+        if latest_only:
+            chosen = [one for one in chosen if one not in stale]
         old = _old(admin, chosen, to) if timestamp is ReplayTime.record else None
         if dry_run and output is Output.text:
             for letter in chosen:
                 echo(line_of(letter))
         if old is not None:
             echo(_warning(old, len(chosen)), err=True)
+        if stale:
+            echo(_newer(topic, stale, latest_only), err=True)
         if replayer is not None and chosen:
             topics = sorted({to or one.source or "" for one in chosen})
             question = f"Write {counted(len(chosen), 'record')} into {', '.join(topics)}?"
@@ -169,6 +184,7 @@ def replay(
             "replayed_before": [str(one.place) for one in done],
             "left_out": [{"letter": str(one.place), "why": str(why)} for one, why in refused],
             "late": old.count if old else 0,
+            "newer_of_key": [str(one.place) for one in stale],
         }
         echo(json.dumps(result, indent=2))
     would = "would be replayed" if dry_run else "replayed"
@@ -200,6 +216,41 @@ def _old(
         echo(f"the brokers do not say how new the newest records are: {refused}", err=True)
         return None
     return OldLetters.among([one.age for one in chosen], to, newest)
+
+
+def _superseded(
+    admin: ClusterAdmin,
+    config: StreamsConfig,
+    chosen: Sequence[DeadLetter],
+    found: Sequence[DeadLetter],
+) -> list[DeadLetter]:
+    from everflow.kafka.dead_letters import superseded
+    from everflow.records import TopicPartition
+
+    def spans(logs: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        shapes = admin.describe_topics({tp.topic for tp in logs})
+        there = [tp for tp in logs if tp.topic in shapes]
+        there = [tp for tp in there if tp.partition < shapes[tp.topic].partitions]
+        starts = admin.list_offsets(there, "earliest", "read_committed")
+        ends = admin.list_offsets(there, "latest", "read_committed")
+        return {tp: (starts[tp], ends[tp]) for tp in there}
+
+    return superseded(config, chosen, found, spans)
+
+
+def _newer(topic: str, stale: Sequence[DeadLetter], skipped: bool) -> str:
+    one = len(stale) == 1
+    said = (
+        f"{counted(len(stale), 'dead letter')} {'has' if one else 'have'} a newer record of the "
+        f"same key in the partition {'it' if one else 'they'} came from: {topic}-{stale[0].place}"
+        + ("" if one else " first")
+    )
+    if skipped:
+        return f"{said}. Skipped (--latest-only)."
+    return (
+        f"{said}. A table, or a sink that upserts, would go back to the older row. `--latest-only` "
+        f"skips such records."
+    )
 
 
 def _warning(old: OldLetters, chosen: int) -> str:
@@ -251,7 +302,7 @@ def _open(members: Sequence[DeadLetter]) -> int:
 
 def _listed(topic: str, cluster: Cluster, chosen: Chosen) -> list[DeadLetter]:
     """The chosen records with dead-letter headers. On stderr: how many have none, why none came."""
-    with _replaying(topic, cluster) as (found, _, _):
+    with _replaying(topic, cluster) as (found, _, _, _):
         taken = chosen.of(found)
     letters = [one for one in found if not one.is_plain]
     plain = [one for one in taken if one.is_plain]
@@ -303,7 +354,7 @@ def _tell_left_out(topic: str, refused: list[DeadLetter]) -> None:
 @contextmanager
 def _replaying(
     topic: str, cluster: Cluster, dry_run: bool = True, target: str | None = None
-) -> Iterator[tuple[list[DeadLetter], Replayer | None, ClusterAdmin]]:
+) -> Iterator[tuple[list[DeadLetter], Replayer | None, ClusterAdmin, StreamsConfig]]:
     """The letters of the topic, read after any other replay of it has been ended."""
     from everflow.cli.records import partitions_of
     from everflow.kafka.dead_letters import Replayer, letters, stored
@@ -318,4 +369,4 @@ def _replaying(
             replayer = stack.enter_context(closing(Replayer(config, topic, count)))
         starts = admin.list_offsets(partitions, "earliest", "read_committed")
         ends = admin.list_offsets(partitions, "latest", "read_committed")
-        yield letters(stored(config, starts, ends)), replayer, admin
+        yield letters(stored(config, starts, ends)), replayer, admin, config

@@ -116,6 +116,21 @@ class DeadLetter:
         return int(text) if _is_number(text) else None
 
     @property
+    def source_offset(self) -> int | None:
+        text = self.about.get("offset", "")
+        return int(text) if _is_number(text) else None
+
+    @property
+    def source_log(self) -> TopicPartition | None:
+        """The partition it came from, as far as that is known."""
+        partition = self.source_partition
+        return (
+            None
+            if self.source is None or partition is None
+            else TopicPartition(self.source, partition)
+        )
+
+    @property
     def error(self) -> str:
         message = self.about.get("message", "").partition("\n")[0]
         kind = self.about.get("exception", "")
@@ -415,6 +430,39 @@ class OldLetters:
             if last is not None and letter.timestamp < last:
                 old.append((letter.timestamp, last, into))
         return OldLetters(len(old), *min(old)) if old else None
+
+
+def superseded(
+    config: StreamsConfig,
+    chosen: Iterable[DeadLetter],
+    known: Iterable[DeadLetter],
+    spans: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, tuple[int, int]]],
+) -> list[DeadLetter]:
+    """Those of ``chosen`` behind whose record its partition has another one of the same key: an
+    upsert or a table would go back to the older row. Records that are dead letters themselves
+    (``known``) do not count: they took no effect. ``spans``: begin and end of logs that are there.
+    Reads the logs from the first of these records on; raises what `LogReader.read` raises."""
+    wanted: dict[TopicPartition, dict[bytes, list[DeadLetter]]] = {}
+    for letter in chosen:
+        log, key = letter.source_log, letter.key
+        if log is not None and key is not None and letter.source_offset is not None:
+            wanted.setdefault(log, {}).setdefault(key, []).append(letter)
+    bad = {(letter.source_log, letter.source_offset) for letter in known}
+    found: dict[LetterPlace, DeadLetter] = {}
+    if not wanted:
+        return []
+    with LogReader(config.consumer(), fetch_bytes=_FETCH_BYTES) as reader:
+        for tp, (begin, end) in spans(list(wanted)).items():
+            keys = wanted[tp]
+            first = min(one.source_offset or 0 for mine in keys.values() for one in mine)
+            start = max(begin, first + 1)
+            chunks = reader.read(tp, start, end, stall_timeout_s=_SILENT_S) if start < end else ()
+            for chunk in chunks:
+                for offset, key in zip(chunk.offsets.tolist(), chunk.keys, strict=True):
+                    for letter in keys.get(key or b"", ()) if key is not None else ():
+                        if offset > (letter.source_offset or 0) and (tp, offset) not in bad:
+                            found[letter.place] = letter
+    return [found[place] for place in sorted(found)]
 
 
 class Replayer:

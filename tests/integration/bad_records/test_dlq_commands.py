@@ -225,6 +225,24 @@ def test_letters_that_are_older_than_the_topic_are_told_before(dlq: Dlq) -> None
     assert "dropped-records-total" in dlq("replay", dlq.topic).stderr
 
 
+def test_a_letter_with_a_newer_record_of_its_key_is_told_and_may_be_skipped(dlq: Dlq) -> None:
+    """Letters of the offsets 3, 4 and 9; k3 has a newer record, k4 one that is a letter itself."""
+    keys = [b"k0", b"k1", b"k2", b"k3", b"k4", b"k5", b"k6", b"k7", b"k8", b"k4", b"k3", b"k11"]
+    dlq.cluster.write(dlq.source, [Record(key, b"v", 7_000, 1) for key in keys])
+    asked = ("replay", dlq.topic, "--dry-run", "--output", "json")
+    tried = dlq(*asked)
+    assert json.loads(tried.stdout)["newer_of_key"] == ["0@0"]
+    assert "--latest-only" in tried.stderr
+    assert f"{dlq.topic}-0@0" in tried.stderr
+    assert len(json.loads(tried.stdout)["replayed"]) == 3
+    other = dlq.cluster.topic("other", 2)
+    assert json.loads(dlq(*asked, "--to", other).stdout)["newer_of_key"] == []
+    done = dlq("replay", dlq.topic, "--latest-only")
+    assert done.exit_code == 0, done.output
+    written = [record.value for record in dlq.cluster.read(dlq.source)]
+    assert sorted(one for one in written if one != b"v") == [b"v4", b"v9"]
+
+
 def test_letters_can_get_the_present_time(dlq: Dlq) -> None:
     dlq.cluster.write(dlq.source, [Record(b"k", b"v", 90_000, 1)])
     before = int(time.time() * 1000)
