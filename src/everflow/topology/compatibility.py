@@ -30,6 +30,7 @@ from everflow.topology.store_layouts import (
     PATTERN,
     Kept,
     differing_parts,
+    differing_types,
     differing_words,
     digest,
     is_store,
@@ -651,7 +652,9 @@ def _shifted(one: str, other: str) -> bool:
 def _differs(old: NodeFacts, new: NodeFacts) -> Change:
     if old.shown == new.shown:
         return replace(_node("it has other code or other arguments", old, new), before="", after="")
-    return _node("it computes something else, or emits other types", old, new)
+    found = _node("it computes something else, or emits other types", old, new)
+    before, after = differing_types(found.before, found.after)
+    return replace(found, before=before, after=after)
 
 
 def _node(reason: str, old: NodeFacts | None, new: NodeFacts | None) -> Change:

@@ -336,6 +336,16 @@ def differing_words(then: str, now: str) -> tuple[str, str]:
     return ", ".join(left), ", ".join(right)
 
 
+def differing_types(then: str, now: str) -> tuple[str, str]:
+    """As `differing_words`, of the types of a node's results (``string -> struct<a:int>``) behind
+    its label; the whole where more than the type of the values differs."""
+    (head, _, before), (its_head, _, after) = then.rpartition(" -> "), now.rpartition(" -> ")
+    if head != its_head or before == after:
+        return then, now
+    left, right = _differing({"value": before}, {"value": after}, "")
+    return ", ".join(left), ", ".join(right)
+
+
 def _differing(
     then: Mapping[str, str], now: Mapping[str, str], path: str
 ) -> tuple[list[str], list[str]]:
@@ -381,7 +391,7 @@ def _inner(words: str) -> tuple[int, dict[str, str] | None]:
 def _by_name(parts: Sequence[str]) -> dict[str, str] | None:
     fields = {}
     for part in parts:
-        found = re.fullmatch(r"(`(?:[^`]|``)+`|[\w.]+) (.+)", part)
+        found = re.fullmatch(r"(`(?:[^`]|``)+`|[\w.]+)[ :](.+)", part)
         if found is None:
             return None
         fields[found[1]] = found[2]

@@ -176,6 +176,22 @@ def test_another_schema_names_column_and_types(postgres: Postgres) -> None:
         sink(postgres, mode="upsert").write(batch(0, 1))
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_a_table_gets_a_column_before_the_program_that_fills_it(
+    postgres: Postgres, mode: str
+) -> None:
+    """Docs: add-a-column.md. Old and new instances write beside each other."""
+    before, after = sink(postgres, mode=mode), sink(postgres, mode=mode)
+    before.write(batch(0, 1))
+    postgres.run("ALTER TABLE rows ADD COLUMN coupon text")
+    before.write(batch(1, 2))
+    rows = pa.table({"id": ["k2"], "n": [2], "coupon": ["spring"]})
+    after.write(batch(2, 3, rows))
+    before.write(batch(3, 4))
+    coupons = "SELECT id || '=' || coalesce(coupon, 'null') FROM rows ORDER BY n"
+    assert postgres.run(coupons).split() == ["k0=null", "k1=null", "k2=spring", "k3=null"]
+
+
 def test_a_table_that_was_altered_is_looked_at_again(postgres: Postgres) -> None:
     one = sink(postgres)
     one.write(batch(0, 1))

@@ -206,6 +206,21 @@ def test_values_that_do_not_fit_a_delta_table_are_rows_that_it_refuses(tmp_path:
     assert rows_of(sink) == [0]
 
 
+def test_a_delta_table_gets_a_column_before_the_program_that_fills_it(tmp_path: Path) -> None:
+    """Docs: add-a-column.md. Old and new instances write beside each other."""
+    from deltalake import DeltaTable, Field
+    from deltalake.schema import PrimitiveType
+
+    before, after = DeltaSink(path=str(tmp_path)), DeltaSink(path=str(tmp_path))
+    before.write(batch(0, 1, rows=pa.table({"v": [0]})))
+    DeltaTable(str(tmp_path)).alter.add_columns(Field("coupon", PrimitiveType("string")))
+    before.write(batch(1, 2, rows=pa.table({"v": [1]})))
+    after.write(batch(2, 3, rows=pa.table({"v": [2], "coupon": ["spring"]})))
+    before.write(batch(3, 4, rows=pa.table({"v": [3]})))
+    found = DeltaTable(str(tmp_path)).to_pyarrow_table().sort_by("v")
+    assert found.column("coupon").to_pylist() == [None, None, "spring", None]
+
+
 def test_a_file_that_cannot_be_whole_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from everflow.topology.program import Topology
 from everflow.topology.store_layouts import (
     Kept,
     StoreLayout,
+    differing_types,
     differing_words,
     digest,
     fingerprint,
@@ -226,6 +227,13 @@ def test_json_written_in_another_order_is_read_by_its_names() -> None:
 )
 def test_of_two_types_what_differs_is_shown(then: str, now: str, before: str, after: str) -> None:
     assert differing_words(then, now) == (before, after)
+
+
+def test_of_the_types_of_a_node_what_differs_is_shown() -> None:
+    old, new = ("SINK: string -> struct<a:int>", "SINK: string -> struct<a:int,b:string>")
+    assert differing_types(old, new) == ("no value.b", "value.b string")
+    other = "SINK: bigint -> struct<a:int>"
+    assert differing_types(old, other) == (old, other), "of more than the values all is shown"
 
 
 def test_the_message_says_where_what_and_what_to_do() -> None:
