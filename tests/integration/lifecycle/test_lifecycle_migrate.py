@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from everflow import KafkaStreams
+from everflow import KafkaStreams, serdes
 from everflow.cli import app as commands
 from everflow.errors import ApplicationMigratedError, EverflowError, StateFormatError
 from everflow.instance.topics import internal_topics
@@ -28,10 +28,12 @@ from everflow.migration.migrator import (
     SWITCHING,
 )
 from everflow.records import TopicPartition
-from everflow.testing import wait_until
+from everflow.serdes.registered import bound_to
+from everflow.testing import SchemaRegistry, wait_until
 from integration.lifecycle.lifecycle_cluster import (
     Application,
     Cluster,
+    Record,
     closed,
     text,
     until_failed,
@@ -285,6 +287,52 @@ def test_a_value_s_type_changes_by_a_function(migration: Make) -> None:
     counts = found.cluster.longs(found.out)
     assert counts.pop(b"left out") == 1, "None begins it anew"
     assert counts == found.truth()
+
+
+WITH_TABLE = """
+order = serdes.avro({schema!r}, registry={url!r})
+customers = builder.table({customers!r}, key=serdes.string(), value=order, store="customers")
+customers.to_stream().to({rows!r})
+words.group_by_key().count(store="counts").to_stream().to("{{out}}")
+"""
+ORDER = {"type": "record", "name": "Order", "fields": [{"name": "amount", "type": "double"}]}
+COUPON = {"name": "coupon", "type": ["null", "string"], "default": None}
+WITH_COUPON = {**ORDER, "fields": [*ORDER["fields"], COUPON]}
+
+
+def test_a_table_of_avro_gets_a_column(migration: Make, cluster: Cluster) -> None:
+    """Docs: add-a-column.md."""
+    customers, rows = (cluster.topic(name, 4) for name in ("customers", "rows"))
+    with SchemaRegistry() as registry:
+        for subject in (customers, rows):
+            for schema in (ORDER, WITH_COUPON):
+                registry.register(f"{subject}-value", schema)
+        topics = {"url": registry.url, "customers": customers, "rows": rows}
+        old, new = (
+            bound_to(serdes.avro(one, registry=registry.url), customers, "value")
+            for one in (ORDER, WITH_COUPON)
+        )
+        found = migration(
+            WITH_TABLE.format(schema=ORDER, **topics),
+            WITH_TABLE.format(schema=WITH_COUPON, **topics),
+        )
+        (found.folder / "carry.py").write_text(
+            "def with_coupon(value):\n    return {**value, 'coupon': None}\n"
+        )
+        cluster.write(customers, [Record(b"a", old.encode({"amount": 1.0}), 1_000, 0)])
+        found.by_key(40)
+        for stage in found.carry("--values", "customers=carry:with_coupon", between=()):
+            if stage == "switched":
+                bought = new.encode({"amount": 2.0, "coupon": "spring"})
+                cluster.write(customers, [Record(b"b", bought, 1_000, 0)])
+                found.by_key(40)
+                wait_until(lambda: len(cluster.read(rows)) == 2, POINT_S, "the row of b")
+        found.require_counted_once()
+        values = {one.key: new.decode(one.value) for one in cluster.read(rows)}
+        assert values == {
+            b"a": {"amount": 1.0, "coupon": None},
+            b"b": {"amount": 2.0, "coupon": "spring"},
+        }
 
 
 WINDOWED = """
