@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from everflow import exact_texts, serdes
 from everflow.cli.commands import Format, WindowKind
 from everflow.clock import instant, time_of
@@ -32,7 +30,7 @@ from everflow.records import TopicPartition, listed_headers
 from everflow.serdes import Serde, SerdeError, making
 from everflow.serdes.base import REGISTRY_HEAD
 from everflow.serdes.registry import Registry
-from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, START_BYTES
+from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, START_BYTES, without_suffix
 from everflow.serdes.wire_format import with_header
 
 DELIVERY_S = 20.0
@@ -258,7 +256,7 @@ class Shown:
         return None if why is None else f"The value of {tp}@{found.offsets[0]} is no text: {why}."
 
     def _half(self, found: LogColumns, part: str) -> tuple[list[str], dict[int, SerdeError]]:
-        """Texts of the keys or values, in JSON `as_json`; and why a row has none."""
+        """Texts of the keys or values (binary columns), in JSON `as_json`; and why a row has none."""
         form = self.key if part == "key" else self.value
         data = found.keys if part == "key" else found.values
         if part == "key" and self.window is not None:
@@ -266,7 +264,7 @@ class Shown:
         return self._column(data, found.headers, form, part)
 
     def _column(
-        self, data: pa.Array, headers: pa.Array | None, form: Format, part: str
+        self, data: Any, headers: Any, form: Format, part: str
     ) -> tuple[list[str], dict[int, SerdeError]]:
         if form is Format.schema and self.registry is not None:
             whole = with_header(data, headers, part)
@@ -274,20 +272,12 @@ class Shown:
             return ["null" if text is None else text for text in texts], faults
         return _each(data, partial(_as_json if self.as_json else decoded, form=form))
 
-    def _windowed(
-        self, data: pa.Array, window: WindowKind
-    ) -> tuple[list[str], dict[int, SerdeError]]:
+    def _windowed(self, data: Any, window: WindowKind) -> tuple[list[str], dict[int, SerdeError]]:
         """``JFK@2013-01-01T00:00:00Z``: key and start of a window; of a session
         ``JFK@start/end``."""
         suffix = START_BYTES if window is WindowKind.time else SESSION_SUFFIX_BYTES
         times, short = _each(data, partial(_times, window=window, suffix=suffix))
-        inner = pa.array(
-            [
-                None if one is None or len(one) < suffix else one[:-suffix]
-                for one in data.to_pylist()
-            ],
-            pa.binary(),
-        )
+        inner = without_suffix(data, suffix)
         keys, faults = replace(self, as_json=False)._column(inner, None, self.key, "key")
         texts = [
             f"{key}@{at}" if at != "null" else "null" for key, at in zip(keys, times, strict=True)
@@ -296,7 +286,7 @@ class Shown:
 
 
 def _each(
-    data: pa.Array, text: Callable[[bytes | None], str]
+    data: Any, text: Callable[[bytes | None], str]
 ) -> tuple[list[str], dict[int, SerdeError]]:
     texts, faults = [], {}
     for row, one in enumerate(data.to_pylist()):

@@ -117,7 +117,12 @@ def without_windows(keys: pa.Array, serde: Serde) -> pa.Array:
     """Bytes of keys of a topic, which ``serde`` has written, without the windows of windowed
     ones."""
     suffix = KEY_SUFFIX_BYTES.get(serde.kind)
-    return keys if suffix is None else pc.binary_slice(keys, 0, -suffix)
+    return keys if suffix is None else without_suffix(keys, suffix)
+
+
+def without_suffix(keys: pa.Array, suffix: int) -> pa.Array:
+    """Bytes of keys without the last ``suffix`` bytes; of shorter ones nothing is left."""
+    return pc.binary_slice(keys, 0, -suffix)
 
 
 def windowed_key_type(key: pa.DataType) -> pa.DataType:
