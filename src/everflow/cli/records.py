@@ -256,7 +256,7 @@ class Shown:
         return None if why is None else f"The value of {tp}@{found.offsets[0]} is no text: {why}."
 
     def _half(self, found: LogColumns, part: str) -> tuple[list[str], dict[int, SerdeError]]:
-        """Texts of the keys or values (binary columns), in JSON `as_json`; and why a row has none."""
+        """Texts of keys or values (binary columns), in JSON `as_json`; and why a row has none."""
         form = self.key if part == "key" else self.value
         data = found.keys if part == "key" else found.values
         if part == "key" and self.window is not None:

@@ -95,9 +95,9 @@ def test_an_operator_is_inserted_and_a_store_renamed_while_both_run(migration: M
     assert checked.exit_code == 1
     assert f"--application-id {found.after.id}" in " ".join(checked.output.split())
     for asked in (["lag", found.before.id], ["connect", found.before.id, "list"]):
-        said = CliRunner().invoke(commands.app, [*asked, *brokers])
-        assert said.exit_code == 1
-        assert f"everflow {asked[0]} {found.after.id}" in " ".join(said.output.split())
+        other = CliRunner().invoke(commands.app, [*asked, *brokers])
+        assert other.exit_code == 1
+        assert f"everflow {asked[0]} {found.after.id}" in " ".join(other.output.split())
 
 
 def planned_by_values(found: Migration) -> None:
