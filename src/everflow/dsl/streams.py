@@ -31,6 +31,7 @@ from everflow.dsl.expressions import (
     in_expressions,
 )
 from everflow.dsl.graph_builder import Stream, builder_call
+from everflow.dsl.key_cures import key_of_field, key_of_key
 from everflow.dsl.lowering import joins, sinks, stateless
 from everflow.dsl.lowering.aggregation import (
     Aggregation,
@@ -1330,11 +1331,12 @@ class CogroupedKStream(_OneAggregator):
         if not same_type(mine.type.key, its.type.key) or not write_alike(
             mine.key_serde, its.key_serde
         ):
+            made = key_of_key(mine.type.key, its.type.key) or key_of_field(mine.type.key)
             raise TopologyError(
                 f"cogroup brings equal keys together, and the keys are "
                 f"{type_text(mine.type.key)} written as {mine.key_serde!r} and "
-                f"{type_text(its.type.key)} written as {its.key_serde!r}; group one side anew with "
-                f"group_by(..., name='a-name', key_serde={mine.key_serde!r})",
+                f"{type_text(its.type.key)} written as {its.key_serde!r}; group the second one "
+                f"anew with group_by({made}, name='a-name', key_serde={mine.key_serde!r})",
                 code="EF-COPARTITION",
             )
         return CogroupedKStream((*self._members, (grouped._group, aggregator)))

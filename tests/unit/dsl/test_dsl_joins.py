@@ -1,6 +1,7 @@
 """What a join refuses while the topology is built, with the line and the cure; how it is told."""
 
 import copy
+import re
 from typing import Any
 
 import pandas as pd
@@ -488,3 +489,117 @@ def test_what_python_and_notebooks_ask_of_an_object_works_as_of_any_other() -> N
     assert not hasattr(stream, "_ipython_canary_method_should_not_exist_")
     assert repr(copy.copy(stream)) == repr(stream)
     assert "map_values" in dir(stream)
+
+
+ROW_KEY = serdes.json("id bigint")  # as Debezium writes it
+TWO = serdes.json("id bigint, part string")
+DAY = serdes.json("day date")
+COGROUP = (
+    "{left}.cogroup(lambda value, found: found).cogroup({right}, lambda value, found: found)"
+    ".aggregate(lambda: 0, returns='int', store='c')"
+)
+KEYED = "stream.select_key({made})"
+CURED = {
+    "stream.join(other, windows=FIVE, store='x', name='j')": f"{KEYED}.join",
+    "stream.join_asof(other, tolerance=1, store='x', name='j')": f"{KEYED}.join_asof",
+    "stream.left_join(table, name='j')": f"{KEYED}.left_join",
+    "stream.lookup_join(table, grace=1, store='x', name='j')": f"{KEYED}.lookup_join",
+    "rows.join(table, name='j')": "rows.join(table, on={made}, name='j')",
+    "rows.outer_join(table)": "rows.to_stream().select_key({made}).to_table(store='k').outer_join",
+    "rows.join(table, on=F.col('key'), name='j')": "rows.join(table, on={made}, name='j')",
+    "stream.join(world, on=F.col('key'))": "stream.join(world, on={made})",
+    COGROUP.format(left="other.group_by_key()", right="stream.group_by_key()"): COGROUP.format(
+        left="other.group_by_key()", right="stream.group_by({made}, name='g')"
+    ),
+}
+"""The beginning of what the cure makes of a call; the rest is the call's."""
+
+
+class OfOtherKeys:
+    """Streams and tables whose keys are ``mine``, to be joined with some whose keys are ``its``."""
+
+    def __init__(self, mine: Any, its: Any) -> None:
+        struct = pa.types.is_struct(its.type)
+        single = its.type.field(0).type if struct else its.type
+        fields = [pa.field("a_field", single), *(its.type if struct else ())]
+        value = serdes.json(pa.struct(fields))
+        builder = StreamsBuilder()
+        self.stream = builder.stream("s", key=mine, value=value)
+        self.rows = builder.table("r", key=mine, value=value, store="r")
+        self.other = builder.stream("o", key=its, value=TEXT)
+        self.table = builder.table("t", key=its, value=TEXT, store="t")
+        self.world = builder.global_table("g", key=its, value=TEXT, store="g")
+
+
+def columns_in(text: str) -> list[str]:
+    """The Columns that a message names."""
+    found, at = [], 0
+    while (at := text.find("F.", at)) >= 0:
+        end, open_ = at, 0
+        while end < len(text) and (open_ or text[end].isalnum() or text[end] in "._(["):
+            open_ += {"(": 1, "[": 1, ")": -1, "]": -1}.get(text[end], 0)
+            end += 1
+        found.append(text[at:end].rstrip("."))
+        at = end
+    return found
+
+
+@pytest.mark.parametrize("call", CURED)
+@pytest.mark.parametrize(
+    ("mine", "its"),
+    [
+        (TEXT, LONG),
+        (LONG, TEXT),
+        (TEXT, ROW_KEY),
+        (ROW_KEY, TEXT),
+        (ROW_KEY, LONG),
+        (ROW_KEY, serdes.json("customer int")),
+        (TWO, ROW_KEY),
+        (ROW_KEY, TWO),
+        (LONG, DAY),
+        (LONG_WINDOW, TEXT),
+    ],
+)
+def test_the_cure_for_keys_of_other_types_is_a_join(mine: Any, its: Any, call: str) -> None:
+    with pytest.raises(TopologyError) as refused:
+        eval(call, {**PUBLIC, **globals(), **vars(OfOtherKeys(mine, its))})
+    text = str(refused.value).partition("\n")[0]
+    columns = columns_in(re.sub(r"(?<!\w)\(\.\.\.\)", "F.col('key')", text))
+    assert columns, text
+    for made in columns:
+        cured = CURED[call].format(made=made)
+        if not cured.endswith(")"):
+            cured += call[call.index("(") :]
+        assert eval(cured, {**PUBLIC, **globals(), **vars(OfOtherKeys(mine, its))}) is not None
+
+
+@pytest.mark.parametrize(
+    ("mine", "its", "column"),
+    [
+        (ROW_KEY, TEXT, "F.col('key.id').cast('string')"),
+        (TEXT, ROW_KEY, "F.struct(F.col('key').cast('bigint').alias('id'))"),
+        (LONG_WINDOW, TEXT, "F.col('key.key')"),
+        (TWO, ROW_KEY, "F.struct(F.col('key.id').alias('id'))"),
+        (
+            ROW_KEY,
+            TWO,
+            "F.struct(F.col('value.id').alias('id'), F.col('value.part').alias('part'))",
+        ),
+    ],
+)
+def test_a_refused_join_names_the_column_that_makes_the_key(
+    mine: Any, its: Any, column: str
+) -> None:
+    sides = OfOtherKeys(mine, its)
+    for join in (lambda: sides.stream.join(sides.table), lambda: sides.rows.join(sides.table)):
+        with pytest.raises(TopologyError) as refused:
+            join()
+        assert columns_in(str(refused.value).partition("\n")[0])[0] == column
+
+
+def test_tables_whose_keys_are_written_in_other_ways_are_joined_by_a_foreign_key() -> None:
+    world = World()
+    with pytest.raises(TopologyError, match=r"on=F\.col\('key'\)") as refused:
+        world.table.left_join(world.quoted)
+    assert refused.value.code == "EF-COPARTITION"
+    assert world.table.left_join(world.quoted, on=F.col("key"), name="j") is not None

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -34,6 +35,7 @@ from everflow.dsl.expressions import (
     unless_deleted,
 )
 from everflow.dsl.graph_builder import Stream, bytes_store, window_store
+from everflow.dsl.key_cures import converted, given, key_of_field, key_of_key
 from everflow.dsl.lowering.tables import (
     is_versioned,
     kept_node,
@@ -125,25 +127,60 @@ class JoinCall:
                 f"{self.operator} takes a stream or a table of the same StreamsBuilder"
             )
 
-    def check_sides(self, right: Stream) -> None:
-        """TopologyError unless both are of one builder, and equal keys are equal bytes."""
+    def check_sides(self, right: Stream, *, tables: bool = False) -> None:
+        """TopologyError unless both are of one builder, and equal keys are equal bytes. ``tables``:
+        both are tables, which keep their keys."""
         self.check_builder(right)
-        left = self.left
-        mine, its = left.edge.type.key, right.edge.type.key
-        if not same_type(mine, its):
-            raise TopologyError(
-                f"{self.operator} matches by key, and the keys are {type_text(mine)} and "
-                f"{type_text(its)}; give the left one the other's with "
-                f"select_key(F.col('key').cast({type_text(its)!r}))"
-            )
-        if not write_alike(left.edge.key_serde, right.edge.key_serde):
+        mine, its = self.left.edge, right.edge
+        if not same_type(mine.type.key, its.type.key):
+            keys = f"{type_text(mine.type.key)} and {type_text(its.type.key)}"
+            cure = self._by_another_key(mine.type.key, its.type.key, tables)
+            raise TopologyError(f"{self.operator} matches by key, and the keys are {keys}. {cure}")
+        if not write_alike(mine.key_serde, its.key_serde):
             raise TopologyError(
                 f"{self.operator} matches by key, and the keys are written as "
-                f"{left.edge.key_serde!r} and {right.edge.key_serde!r}: equal keys lie in "
-                f"different partitions; write one side anew with .repartition(name='a-name', "
-                f"key={right.edge.key_serde!r})",
+                f"{mine.key_serde!r} and {its.key_serde!r}: equal keys lie in different "
+                f"partitions. {self._written_anew(its.key_serde, tables)}",
                 code="EF-COPARTITION",
             )
+
+    def _by_another_key(self, mine: pa.DataType, its: pa.DataType, tables: bool) -> str:
+        found = (key_of_key(its, mine), key_of_field(its))
+        made = [one for one in found if one is not None]
+
+        def either(form: str) -> str:
+            return ", or ".join(form.format(one) for one in made)
+
+        if not tables:
+            return (
+                f"Give the left stream the other's key, of its own key or of a field of its value: "
+                f"{either('select_key({})')}; then {self.operator}(..., name='a-name')"
+            )
+        if self.kind is JoinKind.OUTER:
+            return (
+                f"A table keeps its key. Make one with the other's key, of its own key or of a "
+                f"field of its rows: .to_stream(), {either('.select_key({})')}, then "
+                f".to_table(store='a-name')"
+            )
+        return (
+            f"A table is joined with one of another key by a foreign key, which its own key or a "
+            f"field of its rows is: {self.operator}(..., on=..., name='a-name') with "
+            f"{either('on={}')}. If the rows of the other table have this one's key, call "
+            f"{self.operator} of the other table"
+        )
+
+    def _written_anew(self, serde: Serde | None, tables: bool) -> str:
+        if not tables:
+            return f"Write the left one anew with .repartition(name='a-name', key={serde!r})"
+        anew = (
+            f".to_stream().repartition(name='a-name', key={serde!r}).to_table(store='another-name')"
+        )
+        if self.kind is JoinKind.OUTER:
+            return f"Write the left one anew with {anew}"
+        return (
+            f"Join by a foreign key, {self.operator}(..., on=F.col('key'), name='a-name'), or "
+            f"write the left one anew with {anew}"
+        )
 
     def copartitioned(self, side: Stream, suffix: str) -> Stream:
         if not side.key_changed:
@@ -202,9 +239,10 @@ def with_foreign_key(
         return left.called(name, PREPARE, "map_values", selected, out)
     found = unless_deleted(on, edge).type
     if not same_type(found, wanted):
+        made = converted(wanted, found, given)
         raise TopologyError(
             f"{operator}: on= is {type_text(found)}, and the other table's keys are "
-            f"{type_text(wanted)}; write on=(...).cast({type_text(wanted)!r})"
+            f"{type_text(wanted)}; write on={made or key_of_field(wanted)}"
         )
     both = F.struct(on.alias("fk"), F.col("value").alias("value"))
     value = replace(unless_deleted(both, edge), type=out.type.value)
@@ -610,7 +648,7 @@ _NAMES = 13
 
 
 def joined_by_key(call: JoinCall, right: Stream) -> Stream:
-    call.check_sides(right)
+    call.check_sides(right, tables=True)
     left, graph, name = call.left, right.graph, call.name
     merged = graph.node_name(name, "KTABLE-MERGE-")
     sides = [
