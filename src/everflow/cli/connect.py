@@ -32,6 +32,7 @@ from everflow.topology.connectors import (
     FAILED,
     PAUSED,
     RESTARTING,
+    RESTORING,
     RUNNING,
     UNASSIGNED,
     ConnectorBook,
@@ -51,9 +52,13 @@ if TYPE_CHECKING:
 
 READ_S = 20.0
 POLL_S = 0.2
-PAUSING = "PAUSING"
-"""It is to be paused, and a task runs still."""
-_WORST = (FAILED, UNASSIGNED, RESTARTING, "RESTORING", PAUSED, RUNNING)
+REPORT_S = 5.0
+"""For so long list and status wait for tasks that an instance may have, and has not reported yet:
+it reports twice a second (`ConnectorWatch`)."""
+PAUSING, RESUMING = "PAUSING", "RESUMING"
+"""It is to be paused, and a task runs still; it is to run, and a task was paused when its instance
+last reported it."""
+_WORST = (FAILED, UNASSIGNED, RESTARTING, RESTORING, RESUMING, PAUSED, RUNNING)
 _WIDTH = 120
 
 
@@ -101,6 +106,8 @@ def connect(
         desk.refresh()
         names = desk.chosen(connector)
         if not changes or connector is None:
+            with status.waiting("waiting for the instances' reports", after_s=1.0):
+                desk.await_reports(names, time.monotonic() + REPORT_S)
             rows = desk.rows(names)
             lines = status_table(rows) if action is Action.status else list_table(rows)
             show(output, rows, lines)
@@ -181,12 +188,31 @@ class Desk:
             return False
         if action is Action.pause:
             return report.state == PAUSED
-        return report.state != RESTARTING
+        return self._state(name, task) not in (RESTARTING, RESUMING)
+
+    def await_reports(self, names: Sequence[str], until_s: float) -> None:
+        """Return when an instance of the group has reported each task, there is none, or then
+        (monotonic)."""
+        while self.members and time.monotonic() < until_s:
+            places = [(name, task) for name in names for task in self.book.facts[name].all_tasks]
+            if all(self.report(*place) is not None for place in places):
+                return
+            time.sleep(POLL_S)
+            self.refresh()
 
     def report(self, name: str, task: TaskId) -> TaskReport | None:
         """None where the instance that told it is no member any more."""
         found = self.book.reports.get((name, task))
         return found if found is not None and found.instance in self.members else None
+
+    def _state(self, name: str, task: TaskId) -> str:
+        report = self.report(name, task)
+        if report is None:
+            return UNASSIGNED
+        paused = (self.book.facts.get(one) for one in self.book.paused)
+        # Connectors of one sub-topology have the same tasks.
+        is_wanted = all(one is None or task.subtopology not in one.tasks for one in paused)
+        return RESUMING if report.state == PAUSED and is_wanted else report.state
 
     def rows(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """A row for each connector, with its tasks."""
@@ -209,7 +235,7 @@ class Desk:
             tasks.append(
                 {
                     "task": str(task),
-                    "state": UNASSIGNED if report is None else report.state,
+                    "state": self._state(name, task),
                     "lag": sum(waits),
                     "instance": "" if report is None else report.instance,
                     "error": "" if last is None else last.error,

@@ -10,6 +10,7 @@ from everflow.cli.app import app
 from everflow.cli.commands import require_not_gone
 from everflow.cli.connect import (
     PAUSING,
+    RESUMING,
     Action,
     Desk,
     is_bad,
@@ -36,6 +37,7 @@ from everflow.topology.connectors import (
     facts_record,
     pause_record,
     report_record,
+    resume_record,
 )
 
 LOG = TopicPartition(connector_topic("shop"), 0)
@@ -57,6 +59,8 @@ class Cluster:
         self.records = [facts_record("lake", FACTS), *records]
         self.members = frozenset({"shop-1"})
         self.read = 0
+        self.later: list[Record] = []
+        """What comes before the next look at the topic, one after the other."""
 
     def end_offsets(self, logs: object, isolation: str) -> Mapping[TopicPartition, int]:
         return {LOG: len(self.records)}
@@ -75,6 +79,8 @@ class Cluster:
         return {"orders": TopicShape(2, 1)}
 
     def client_ids(self, group: str) -> frozenset[str]:
+        if self.later:
+            self.records.append(self.later.pop(0))
         return self.members
 
     # the reader
@@ -172,6 +178,49 @@ def test_a_command_is_done_when_each_owner_has_read_it_and_done_it() -> None:
     assert desk.rows(["lake"])[0]["paused_since_ms"] == 5
     cluster.records += reports(PAUSED, RESTARTING, seen=desk.asked)
     assert desk.await_done("lake", Action.restart, 0.0) == [TaskId(1, 1)]
+
+
+def test_a_resumed_connector_is_resuming_until_its_tasks_have_said_that_they_run() -> None:
+    cluster = Cluster(pause_record("lake", 5), *reports(PAUSED, PAUSED))
+    desk = cluster.desk()
+    assert desk.rows(["lake"])[0]["state"] == PAUSED
+    desk.write(resume_record("lake"))
+    late = desk.await_done("lake", Action.resume, 0.0)
+    assert late == [TaskId(1, 0), TaskId(1, 1)]
+    # An instance that has read the command, and whose thread has not taken it yet.
+    cluster.records += reports(PAUSED, RUNNING, seen=desk.asked)
+    assert desk.await_done("lake", Action.resume, 0.0) == [TaskId(1, 0)]
+    (row,) = desk.rows(["lake"])
+    assert row["state"] == RESUMING
+    assert [one["state"] for one in row["tasks"]] == [RESUMING, RUNNING]
+    assert not is_bad(row)
+    cluster.records += reports(RUNNING, RUNNING, seen=desk.asked)
+    assert desk.await_done("lake", Action.resume, 0.0) == []
+    assert desk.rows(["lake"])[0]["state"] == RUNNING
+
+
+def test_a_connector_whose_tasks_another_one_pauses_is_not_resuming() -> None:
+    other = facts_record("table", FACTS)
+    cluster = Cluster(other, pause_record("table", 5), *reports(PAUSED, PAUSED))
+    desk = cluster.desk()
+    assert desk.rows(["lake"])[0]["state"] == PAUSED
+    desk.write(resume_record("lake"))
+    cluster.records += reports(PAUSED, PAUSED, seen=desk.asked)
+    assert desk.await_done("lake", Action.resume, 0.0) == []
+
+
+def test_a_task_that_was_just_assigned_is_waited_for() -> None:
+    cluster = Cluster()
+    desk = cluster.desk()
+    desk.await_reports(["lake"], 0.0)
+    assert desk.rows(["lake"])[0]["state"] == UNASSIGNED, "nobody said anything in time"
+    cluster.later = reports(RUNNING, RUNNING)
+    desk.await_reports(["lake"], 1e12)
+    assert desk.rows(["lake"])[0]["state"] == RUNNING
+    cluster.members = frozenset()
+    desk.refresh()
+    desk.await_reports(["lake"], 1e12)
+    assert desk.rows(["lake"])[0]["state"] == UNASSIGNED, "nobody is there to say anything"
 
 
 def test_nobody_is_waited_for_where_nobody_runs() -> None:
