@@ -740,7 +740,8 @@ class KStream(_StreamOrTable):
 
         ``name``: under which the sink keeps which offsets it has; it belongs to the rows for good.
         ``key``: the column that the key becomes, several for a struct's fields; by default the key
-        is not written. With ``mode="upsert"`` it is required; a null value deletes the key's row.
+        is not written. A field of the value of that name and type is the same column; a row in
+        which they differ is a bad record. With ``mode="upsert"`` it is required; a null value deletes the key's row.
         So it is with ``"scd2"``, which keeps a row for each version of a key, with ``valid_from``,
         ``valid_to`` (null: current) and ``is_current``; a null value ends the current version.
         ``every``: how often the sink's tasks run while they have less than a whole batch, as

@@ -330,9 +330,10 @@ class WriteNode(Node):
     """Gives its records to a sink outside Kafka, a call per task and micro-batch (note 072).
 
     ``key``: the names of the columns that the key becomes beside the fields of the value (or
-    ``value``), in the place of fields of the same name; empty: it is left out. None: the rows have
-    what expressions see. ``one_input``: it names a batch by a number, which only a task with one
-    input has. ``every_ms``: how often its tasks run, where there is less than a whole batch.
+    ``value``); a field of the value of the same name is a copy of it, and a row in which they
+    differ is a bad record. Empty: the key is left out. None: the rows have what expressions see.
+    ``one_input``: it names a batch by a number, which only a task with one input has.
+    ``every_ms``: how often its tasks run, where there is less than a whole batch.
     """
 
     sink: Sink

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from everflow.errors import EverflowError, RetriableError
 from everflow.handlers import PRODUCTION, is_outage
@@ -79,6 +80,7 @@ def _write(
 ) -> None:
     op = given.op
     try:
+        refuse_other_keys(op.node, rows)
         op.node.sink.write(batch)
     except RefusedRows as refused:
         Failures(op, sources, rows, every=True).raise_of(refused.rows, PRODUCTION)
@@ -91,6 +93,35 @@ def _write(
         if is_outage(error):
             raise RetriableError(f"Sink {op.name} does not answer: {error}", inputs) from error
         raise RecordFailure(None, op.where, error, stage=PRODUCTION) from error
+
+
+def refuse_other_keys(node: WriteNode, batch: EdgeBatch) -> None:
+    """RefusedRows where a field of the value that is called as a column of the key has another
+    value; a null, as of a deletion, is none."""
+    if not node.key or not pa.types.is_struct(batch.value.type):
+        return
+    of_value = dict(_fields("value", batch.value))
+    refused: dict[int, BaseException] = {}
+    for name, (_, column) in zip(node.key, _fields("key", batch.key), strict=False):
+        if name not in of_value:
+            continue
+        for row in np.flatnonzero(_are_other(column, of_value[name])).tolist():
+            refused[row] = ValueError(
+                f"the key and the value's field {name!r} have other values, and both belong to "
+                f"the column {name!r}: name the key's otherwise with key=, or leave the field out "
+                f"with map_values"
+            )
+    if refused:
+        raise RefusedRows(refused)
+
+
+def _are_other(key: pa.Array, value: pa.Array) -> npt.NDArray[np.bool_]:
+    """Of each row; null is no value."""
+    if pa.types.is_nested(key.type):  # Arrow compares no structs
+        pairs = zip(key.to_pylist(), value.to_pylist(), strict=True)
+        return np.array([None not in pair and pair[0] != pair[1] for pair in pairs], bool)
+    found = pc.fill_null(pc.not_equal(key, value), False)
+    return np.asarray(found.to_numpy(zero_copy_only=False), bool)
 
 
 def rows_of(node: WriteNode, batch: EdgeBatch, sources: Sources) -> pa.Table:

@@ -47,7 +47,7 @@ class Source(DataSource):
         ({**POSTGRESQL, "name": "out", "mode": "overwrite"}, "append"),
         ({**POSTGRESQL, "name": "out", "mode": "upsert"}, "key="),
         ({**POSTGRESQL, "name": "out", "mode": "scd2"}, "key="),
-        ({**POSTGRESQL, "name": "out", "key": "item"}, "item"),
+        ({**POSTGRESQL, "name": "out", "key": "n"}, "bigint"),
         ({**POSTGRESQL, "name": "out", "key": ["a", "b"]}, "key="),
     ],
 )
@@ -73,13 +73,33 @@ def test_an_upsert_has_the_columns_of_the_key() -> None:
     assert (node.name, node.key, node.sink.mode) == ("out", ("id",), "upsert")
 
 
-@pytest.mark.parametrize("mode", ["upsert", "scd2"])
-def test_a_field_that_is_called_as_the_key_is_a_copy_of_it(mode: str) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *({**POSTGRESQL, "mode": mode} for mode in ("append", "upsert", "scd2")),
+        {"format": "parquet", "path": "p"},
+        {"format": "delta", "path": "p"},
+        {"format": "iceberg", "table": "t"},
+        {"format": "http", "url": "http://h"},
+        {"format": Source},
+    ],
+    ids=lambda one: str(one["format"]) + one.get("mode", ""),
+)
+def test_a_field_that_is_called_as_the_key_is_a_copy_of_it(arguments: dict[str, Any]) -> None:
     made = stream()
-    made.write_stream(**POSTGRESQL, name="out", key="item", mode=mode)
+    made.write_stream(**arguments, name="out", key="item")
     assert written(made).key == ("item",)
-    with pytest.raises(TopologyError, match="two columns are called n"):  # of another type
-        stream().write_stream(**POSTGRESQL, name="out", key="n", mode=mode)
+    with pytest.raises(TopologyError, match=r"column n .*string.*bigint"):
+        stream().write_stream(**arguments, name="out", key="n")
+
+
+def test_a_value_that_is_called_as_the_key_is_no_copy_of_it() -> None:
+    text = StreamsBuilder().stream("in", key=serdes.string(), value=serdes.string())
+    with pytest.raises(TopologyError, match="two columns are called value"):
+        text.write_stream("parquet", name="out", key="value", path="p")
+    pair = StreamsBuilder().stream("in", key=serdes.json("a string, b string"), value=VALUE)
+    with pytest.raises(TopologyError, match="two columns are called x"):
+        pair.write_stream("parquet", name="out", key=["x", "x"], path="p")
 
 
 def test_versions_have_columns_of_their_own_and_are_made_of_each_update() -> None:

@@ -310,6 +310,60 @@ def test_a_function_sees_the_columns_of_expressions() -> None:
     ]
 
 
+KEYS_OF_TWO = pa.struct([("id", pa.int64()), ("part", pa.string())])
+COPIES = pa.struct([("id", pa.int64()), ("part", pa.string()), ("n", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("key_type", "keys", "values", "named"),
+    [
+        (pa.int64(), [1, 2, 3], [{"id": 1, "n": 7}, None, {"id": None, "n": 8}], ("id",)),
+        (
+            KEYS_OF_TWO,
+            [{"id": one, "part": "a"} for one in (1, 2, 3)],
+            [{"id": 1, "part": "a", "n": 7}, None, {"id": 3, "n": 8}],
+            ("id", "part"),
+        ),
+    ],
+)
+def test_a_field_of_key_and_value_is_one_column(
+    key_type: pa.DataType, keys: list[Any], values: list[Any], named: tuple[str, ...]
+) -> None:
+    """The key's, which a deletion has, too."""
+    sink, kind = Calls(), COPIES if len(named) > 1 else pa.struct([COPIES[0], COPIES[2]])
+    run_deliver(GivenRows(op(sink, named), edge_batch(keys, values, key_type, kind)))
+    (batch,) = sink.batches
+    assert batch.rows.column_names == [*named, "n"]
+    assert batch.rows["id"].to_pylist() == [1, 2, 3]
+    assert batch.rows["n"].to_pylist() == [7, None, 8]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_row_whose_key_and_field_differ_is_a_bad_record_and_its_values_are_not_said(
+    nested: bool,
+) -> None:
+    def wrapped(number: int) -> Any:
+        return {"of": number} if nested else number
+
+    kind = pa.struct([("of", pa.int64())]) if nested else pa.int64()
+    sink = Calls()
+    batch = edge_batch(
+        [{"id": wrapped(4_711)}, {"id": wrapped(4_712)}],
+        [{"id": wrapped(4_711)}, {"id": wrapped(4_713)}],
+        pa.struct([("id", kind)]),
+        pa.struct([("id", kind)]),
+    )
+    with pytest.raises(RecordFailure) as found:
+        run_deliver(GivenRows(op(sink), batch))
+    failure = found.value.failure
+    assert failure.stage == PRODUCTION
+    assert failure.record is not None
+    assert (failure.record.offset, found.value.others) == (1, ())
+    assert "'id'" in str(found.value)
+    assert "471" not in str(found.value)
+    assert not sink.batches
+
+
 # --- what becomes of one that fails ---------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from everflow.sinks.batch import Sink
 from everflow.sinks.data_source import DataSourceSink
 from everflow.sinks.function import BatchFunction
 from everflow.sinks.history import ADDED
-from everflow.topology.graph import EdgeType, WriteNode
+from everflow.topology.graph import EdgeType, WriteNode, same_type
 from everflow.user_program import did_you_mean
 from everflow.windows import Duration, checked_ms
 
@@ -190,14 +190,21 @@ def _check_mode(sink: Any, key: tuple[str, ...]) -> None:
 
 
 def _check_columns(edge: EdgeType, key: tuple[str, ...], mode: str) -> None:
-    """Where a row is that of its key, a field of the value that is called as a column of the key,
-    and is of its type, is a copy of it, as in a row of change data: the column is the key's, which
-    a deletion has, too."""
+    """TopologyError for two columns of one name, unless one is the key's and the other a field of
+    the value of the same type: that is taken for a copy of it, as in a row of change data, and the
+    column is the key's (`WriteNode`)."""
     struct = pa.types.is_struct(edge.value) and edge.value.num_fields
-    values = list(edge.value) if struct else [pa.field("value", edge.value)]
     of_key = [one.type for one in edge.key] if pa.types.is_struct(edge.key) else [edge.key]
-    copies = set(zip(key, of_key, strict=False)) if mode in (UPSERT, VERSIONS) else set()
-    names = [*key, *(one.name for one in values if (one.name, one.type) not in copies)]
+    of_value = {one.name: one.type for one in edge.value} if struct else {}
+    for name, type_ in zip(key, of_key, strict=False):
+        if name in of_value and not same_type(of_value[name], type_):
+            raise TopologyError(
+                f"write_stream: column {name} would be the key's ({type_text(type_)}) and the "
+                f"value's ({type_text(of_value[name])}), which may differ. If they are the same "
+                f"field, declare one type for both, or leave the value's out with map_values; else "
+                f"name the key's otherwise with key="
+            )
+    names = [*key, *((name for name in of_value if name not in key) if struct else ("value",))]
     names += ADDED if mode == VERSIONS else ()
     if twice := {name for name in names if names.count(name) > 1}:
         raise TopologyError(
