@@ -741,9 +741,10 @@ class KStream(_StreamOrTable):
         ``name``: under which the sink keeps which offsets it has; it belongs to the rows for good.
         ``key``: the column that the key becomes, several for a struct's fields; by default the key
         is not written. A field of the value of that name and type is the same column; a row in
-        which they differ is a bad record. With ``mode="upsert"`` it is required; a null value deletes the key's row.
-        So it is with ``"scd2"``, which keeps a row for each version of a key, with ``valid_from``,
-        ``valid_to`` (null: current) and ``is_current``; a null value ends the current version.
+        which they differ is a bad record. With ``mode="upsert"`` it is required; a null value
+        deletes the key's row. So it is with ``"scd2"``, which keeps a row for each version of a
+        key, with ``valid_from``, ``valid_to`` (null: current) and ``is_current``; a null value ends
+        the current version.
         ``every``: how often the sink's tasks run while they have less than a whole batch, as
         Spark's ``trigger(processingTime=...)``; by default as soon as there are records. It holds
         for all that the same tasks do: ``repartition`` gives the sink tasks of its own.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,15 +40,14 @@ DEFAULTS: Mapping[str, Any] = {
 watchdog of batches."""
 LOCK_TIMEOUT = "60s"
 """Whoever holds the position, or the table, for longer is waited for by `task.timeout.ms`."""
-_LINE = re.compile(r"^COPY .*, line (\d+)", re.MULTILINE)
+_LINE = re.compile(r"^COPY .*, line (\d+)(?:, column ([^:\n]+))?", re.MULTILINE)
 _PASSING = frozenset(("08", "28", "40", "53", "55", "57", "58"))
 """Classes of SQLSTATE: connections, logins, rollbacks (deadlocks), resources (a full disk, too many
 connections), locks, shutdowns, faults of the system."""
-_DATA = "22"
-_OF_ROWS = frozenset((_DATA, "23"))
+_OF_ROWS = frozenset(("22", "23"))
 """Data, and constraints."""
-_COLUMN = re.compile(r"^COPY .*, line \d+, column ([^:\n]+)", re.MULTILINE)
-_QUOTED = re.compile(r'".*"', re.DOTALL)
+_OF_SERVERS = _PASSING | {"0A", "25", "26", "34", "3B", "3D", "3F", "42", "54"}
+"""Their texts are of the server and the statement: none has a value of a row."""
 ARRAY = "[]"
 """Ends the name of a type of arrays."""
 _NUMBERS = ("smallint", "integer", "bigint", "numeric", "real", "double precision")
@@ -91,22 +90,40 @@ class PostgresSink:
 
     def write(self, batch: SinkBatch) -> None:
         """See `Sink`."""
+        failed = self._tried(batch)
+        if failed is not None:  # raised here, so that the driver's error, with values, is not in it
+            raise failed
+
+    def _tried(self, batch: SinkBatch) -> Exception | None:
+        import psycopg
+
         lines = _Lines(batch.sink, self.table)
-        with self._failures(batch, lines):
-            connection = self._connected()
-            if not self._types:
-                self._prepare(connection, batch)
-            with connection.transaction(), connection.cursor() as cursor:
-                if not batch.to_write(self._position(cursor, batch)):
-                    return
-                match self.mode:
-                    case "append":
-                        self._copied(cursor, self.table, batch.rows, lines)
-                    case "upsert":
-                        self._upserted(cursor, batch, lines)
-                    case _:
-                        self._versioned(cursor, batch, lines)
-                self._keep_position(cursor, batch)
+        try:
+            self._written(batch, lines)
+        except psycopg.Error as error:
+            self._close()
+            return failure(batch.sink, self.table, error, lines)
+        except BaseException:
+            if self._connection is not None and self._connection.closed:
+                self._connection = None
+            raise
+        return None
+
+    def _written(self, batch: SinkBatch, lines: _Lines) -> None:
+        connection = self._connected()
+        if not self._types:
+            self._prepare(connection, batch)
+        with connection.transaction(), connection.cursor() as cursor:
+            if not batch.to_write(self._position(cursor, batch)):
+                return
+            match self.mode:
+                case "append":
+                    self._copied(cursor, self.table, batch.rows, lines)
+                case "upsert":
+                    self._upserted(cursor, batch, lines)
+                case _:
+                    self._versioned(cursor, batch, lines)
+            self._keep_position(cursor, batch)
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -248,20 +265,6 @@ class PostgresSink:
         require_types(batch.sink, self.table, found, types)
         self._types = types
 
-    @contextmanager
-    def _failures(self, batch: SinkBatch, lines: _Lines) -> Iterator[None]:
-        import psycopg
-
-        try:
-            yield
-        except psycopg.Error as error:
-            self._close()
-            raise failure(batch.sink, self.table, error, lines) from error
-        except BaseException:
-            if self._connection is not None and self._connection.closed:
-                self._connection = None
-            raise
-
     def _close(self) -> None:
         connection, self._connection, self._types = self._connection, None, {}
         if connection is not None:
@@ -315,33 +318,42 @@ def is_away(error: Any) -> bool:
 
 def failure(sink: str, table: str, error: Any, lines: _Lines) -> Exception:
     """What a psycopg error means. ``lines``: of the rows that were copied."""
-    state = error.sqlstate
-    text = " ".join(str(error).split())
+    state, text = error.sqlstate, said_of(error)
     if is_away(error):
         full = " There is no room left." if state in ("53100", "53200") else ""
         return RetriableError(f"PostgreSQL does not take the rows of {table}.{full} {text}")
-    context = error.diag.context or ""
-    if state is not None and state[:2] in _OF_ROWS and (line := _LINE.search(context)) is not None:
+    if state is not None and state[:2] in _OF_ROWS and (line := _line_of(error)) is not None:
         row = lines.row_of(int(line[1]))
         if row is not None:
-            return RefusedRows({row: refusal(sink, table, error)})
-    if state is not None and state[:2] in _OF_ROWS:
-        return SinkError(str(refusal(sink, table, error)))
-    return SinkError(
-        f"Sink {sink}: PostgreSQL refuses the rows for {table} ({state or 'dsn'}): {text}"
-    )
+            column = error.diag.column_name or line[2]
+            return RefusedRows({row: RowRefused(sink, f"table {table}", text, column)})
+    return SinkError(f"Sink {sink}: PostgreSQL refuses the rows for {table}: {text}")
 
 
-def refusal(sink: str, table: str, error: Any) -> RowRefused:
-    """Of a row, without its values, which stand in details, contexts, and quotes of messages."""
-    state, diag = error.sqlstate, error.diag
-    said = (str(error).splitlines() or [""])[0]
-    if state[:2] == _DATA:
-        said = _QUOTED.sub("...", said)
-    context = getattr(diag, "context", None) or ""
-    found = _COLUMN.search(context)
-    column = getattr(diag, "column_name", None) or (found and found[1]) or None
-    return RowRefused(sink, f"table {table}", f"{said} ({state})", column)
+def said_of(error: Any) -> str:
+    """What a psycopg error says without the values of rows: errors and logs are read by others than
+    tables. Its DETAIL and CONTEXT have values, and so have the texts of most classes, as `invalid
+    input syntax for type integer: "..."`, also in other languages: of those the code is said in
+    words, with column, constraint and type."""
+    if error.sqlstate is None:
+        return f"dsn or connection: {' '.join(str(error).split())}"
+    diag = error.diag
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
+    if error.sqlstate[:2] in _OF_SERVERS:
+        words = " ".join((diag.message_primary or words).split())
+    line = _line_of(error)
+    places = {
+        "table": diag.table_name,
+        "column": diag.column_name or (line[2] if line is not None else None),
+        "constraint": diag.constraint_name,
+        "type": diag.datatype_name,
+    }
+    named = "".join(f", {what} {name}" for what, name in places.items() if name)
+    return f"{error.sqlstate}, {words}{named}"
+
+
+def _line_of(error: Any) -> re.Match[str] | None:
+    return _LINE.search(error.diag.context or "")
 
 
 def require_types(sink: str, table: str, rows: pa.Schema, types: Mapping[str, str]) -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from everflow.errors import RetriableError, TopologyError
-from everflow.sinks.postgresql import DEFAULTS, is_away, quoted
+from everflow.sinks.postgresql import DEFAULTS, is_away, quoted, said_of
 from everflow.sources.splits import Kept, Split, SplitError, fitted
 
 BLOCK = 1 << 20
@@ -79,6 +79,7 @@ class PostgresRanges:
         selected = ", ".join(map(_selected, self.columns))
         order = quoted(self.partition_column)
         sql = f"SELECT {selected} FROM {rows} WHERE {json.loads(data)} ORDER BY {order}"
+        failed: Exception
         try:
             given = psycopg.conninfo.conninfo_to_dict(self.dsn)
             settings: dict[str, Any] = {**DEFAULTS, **given}
@@ -86,11 +87,14 @@ class PostgresRanges:
                 connection.execute("SET timezone = 'UTC'; SET datestyle = 'ISO'")
                 with connection.cursor().copy(f"COPY ({sql}) TO STDOUT (FORMAT csv)") as copy:
                     yield from self._batches(copy)
+            return
         except psycopg.Error as error:
-            text = " ".join(str(error).split())
+            text = said_of(error)
             if is_away(error):
-                raise RetriableError(f"PostgreSQL does not answer: {text}") from error
-            raise SplitError(f"PostgreSQL refuses {sql} ({error.sqlstate}): {text}") from error
+                failed = RetriableError(f"PostgreSQL does not answer: {text}")
+            else:
+                failed = SplitError(f"PostgreSQL refuses {sql}: {text}")
+        raise failed  # here, so that the driver's error, with values, is not in it
 
     def _batches(self, copy: Any) -> Iterator[pa.RecordBatch]:
         read = _Blocks(iter(copy))

@@ -3,6 +3,7 @@
 import pickle
 import random
 import threading
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import pytest
 
 from everflow import RefusedRows, SinkBatch
 from everflow.errors import RetriableError, SinkError
+from everflow.handlers import chain
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.sinks.batch import RowRefused, SinkAhead
 from everflow.sinks.postgresql import PostgresSink
@@ -162,6 +164,56 @@ def test_a_zero_byte_is_the_row_s_fault(postgres: Postgres) -> None:
     with pytest.raises(RefusedRows) as refused:
         sink(postgres).write(batch(0, 2, pa.table({"id": ["a", "b\0"], "n": [1, 2]})))
     assert list(refused.value.rows) == [1]
+
+
+SECRETS = ("secret", "471147")
+
+
+def everything_of(error: BaseException) -> str:
+    """What a log may have of it: of the errors it came from, too."""
+    found = [error, *(error.rows.values() if isinstance(error, RefusedRows) else ())]
+    return "".join(
+        text
+        for one in found
+        for cause in chain(one)
+        for text in (str(cause), *traceback.format_exception(cause))
+    )
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert", "scd2"])
+@pytest.mark.parametrize(
+    ("what", "place"),
+    [
+        ("n integer", "column n"),  # too large
+        ("n bigint CHECK (n < 9)", "n_check"),
+        ("n bigint, UNIQUE (extra)", "extra_key"),
+        ("n bigint NOT NULL REFERENCES other", "n_fkey"),
+        ("n bigint, CHECK (raised(n))", "P0001"),
+    ],
+)
+def test_an_error_has_no_value_of_a_row(
+    running: Postgres, mode: str, what: str, place: str
+) -> None:
+    times = (
+        "valid_from timestamptz, valid_to timestamptz, is_current boolean" if mode == "scd2" else ""
+    )
+    running.run(
+        "DROP TABLE IF EXISTS rows, other, everflow_positions;"
+        "CREATE TABLE other (id bigint PRIMARY KEY);"
+        "CREATE OR REPLACE FUNCTION raised(n bigint) RETURNS boolean LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'not %', n; END $$;"
+        f"CREATE TABLE rows (id text, extra text, {what}, {times or 'x text'},"
+        f" UNIQUE ({'id, valid_from' if times else 'id'}));"
+    )
+    numbers = [471_147_471_147] * 2
+    rows = pa.table({"id": ["secret1", "secret2"], "extra": ["secret"] * 2, "n": numbers})
+    times_of = pa.array([1_000, 2_000])
+    with pytest.raises((RefusedRows, SinkError)) as refused:
+        sink(running, mode=mode).write(batch(0, 2, rows, timestamps=times_of))
+    text = everything_of(refused.value)
+    assert place in text
+    assert "rows" in text
+    assert not any(secret in text for secret in SECRETS), text
 
 
 def test_another_schema_names_column_and_types(postgres: Postgres) -> None:

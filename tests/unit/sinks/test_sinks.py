@@ -287,6 +287,13 @@ class ServerError(Exception):
     diag: Any
 
 
+def diagnosis(**more: Any) -> SimpleNamespace:
+    """As psycopg's ``diag``."""
+    names = ("message_primary", "message_detail", "context", "table_name", "column_name")
+    none = dict.fromkeys([*names, "constraint_name", "datatype_name"])
+    return SimpleNamespace(**{**none, **more})
+
+
 @pytest.mark.parametrize(
     ("state", "kind"),
     [
@@ -302,7 +309,7 @@ class ServerError(Exception):
     ],
 )
 def test_an_error_of_the_server_passes_or_does_not(state: str | None, kind: type) -> None:
-    met = ServerError(state, SimpleNamespace(context=""))
+    met = ServerError(state, diagnosis())
     found = postgresql.failure("out", "t", met, postgresql._Lines("out", "t"))
     assert type(found) is kind
 
@@ -315,27 +322,45 @@ def test_a_dsn_that_is_none_is_a_wrong_setting() -> None:
 def test_a_row_that_the_server_refuses_is_named() -> None:
     lines = postgresql._Lines("out", "t")
     lines.begin(pa.table({"t": ["a\nb", "c"]}), {})
-    context = SimpleNamespace(context='COPY t, line 4, column n: "99999"')
-    error = ServerError("22003", context)
-    error.args = ('value "99999" is out of range for type smallint\nCONTEXT: COPY t, "99999"',)
-    found = postgresql.failure("out", "t", error, lines)
+    met = ServerError(
+        "22003",
+        diagnosis(
+            message_primary='value "4711" is out of range for type integer',
+            context='COPY staged, line 4, column n: "4711"',
+        ),
+    )
+    found = postgresql.failure("out", "t", met, lines)
     assert isinstance(found, RefusedRows)
     assert list(found.rows) == [1]
     why = found.rows[1]
     assert isinstance(why, RowRefused)
     assert (why.sink, why.target, why.column) == ("out", "table t", "n")
-    assert "smallint" in str(why)
-    assert "99999" not in str(why)
+    assert "22003" in str(why)
+    assert "4711" not in str(why)
 
 
-def test_rows_that_are_refused_together_are_named_without_their_values() -> None:
-    diag = SimpleNamespace(context=None, constraint_name="t_n_key")
-    error = ServerError("23505", diag)
-    error.args = ('duplicate key violates "t_n_key"\nDETAIL: Key (n)=(99999) already exists.',)
-    found = postgresql.failure("out", "t", error, postgresql._Lines("out", "t"))
-    assert isinstance(found, SinkError)
-    assert "t_n_key" in str(found)
-    assert "99999" not in str(found)
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("23505", ()), ("22P02", ()), ("P0001", ()), ("42P01", ("no table 4711",)), (None, ("4711",))],
+)
+def test_what_the_server_says_of_a_row_is_not_said_on(
+    state: str | None, said: tuple[str, ...]
+) -> None:
+    met = ServerError(
+        state,
+        diagnosis(
+            message_primary="no table 4711",
+            message_detail="Key (id)=(4711) is there",
+            context='COPY t, line 4: "4711,x"',
+            constraint_name="t_pkey",
+            datatype_name="mood",
+        ),
+    )
+    text = str(postgresql.failure("out", "t", met, postgresql._Lines("out", "t")))
+    assert all(one in text for one in said)
+    if state is not None:
+        assert all(one in text for one in (state, "t_pkey", "mood"))
+        assert text.count("4711") == len(said)
 
 
 def test_a_text_that_would_end_copy_is_refused_alone() -> None:
