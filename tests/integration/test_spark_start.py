@@ -62,6 +62,35 @@ FIRST_ASKED = """
 """
 
 
+ABOVE_THE_BUILDER = """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession, functions as F
+    from everflow import StreamsBuilder, serdes
+    from everflow.spark.session import running_context
+
+    print(running_context(), SparkSession.getActiveSession())
+    LARGE = F.col("value.amount") > F.lit(3)
+    print(running_context() is not None)
+    builder = StreamsBuilder()
+    builder.stream("in", value=serdes.json("amount bigint")).filter(LARGE).to("out")
+    builder.build()
+    print(SparkSession.builder.getOrCreate().sparkContext is running_context())
+"""
+OWN_SESSION = """
+    from pyspark.sql import SparkSession, functions as F
+    from everflow import StreamsBuilder, serdes
+    from everflow.spark.session import running_context
+
+    spark = SparkSession.builder.master("local[3]").appName("mine").getOrCreate()
+    LARGE = F.col("value.amount") > F.lit(3)
+    builder = StreamsBuilder()
+    builder.stream("in", value=serdes.json("amount bigint")).filter(LARGE).to("out")
+    builder.build()
+    print(spark.sparkContext.appName, spark.sparkContext is running_context())
+    print(spark.sparkContext.defaultParallelism, SparkSession.getActiveSession() is spark)
+"""
+
+
 COUNTS = """
 from everflow import StreamsBuilder
 builder = StreamsBuilder()
@@ -96,6 +125,16 @@ def test_the_first_unseen_column_starts_sql(monkeypatch: pytest.MonkeyPatch) -> 
         done = run(program)
         said = ["False False", "True False", f"True {sql}", *users]
         assert done.stdout.splitlines() == said, done.stderr
+
+
+def test_columns_above_the_first_builder_start_spark() -> None:
+    done = run(ABOVE_THE_BUILDER)
+    assert done.stdout.splitlines() == ["None None", "True", "True"], done.stderr
+
+
+def test_a_session_of_the_users_after_the_import_is_theirs() -> None:
+    done = run(OWN_SESSION)
+    assert done.stdout.splitlines() == ["mine True", "3 True"], done.stderr
 
 
 @pytest.mark.parametrize("program", [COUNTS, pytest.param(COLUMNS, marks=pytest.mark.slow)])

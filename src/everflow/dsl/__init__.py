@@ -8,3 +8,7 @@ imports those below it alone: `streams_builder`, `streams`, `lowering`, `graph_b
 May import layer 0, operators, topology, `state.store`, travel, and spark's session and expressions
 (what does this Column mean?). It runs where the program is built.
 """
+
+from everflow.spark.session import stand_in_for_columns
+
+stand_in_for_columns()  # a module may have Columns above its first builder

@@ -59,8 +59,8 @@ Timestamp = TimestampExtractor | type[TimestampExtractor] | Expression
 class StreamsBuilder(Telling):
     """Builds one topology. Any thread may use it; concurrent calls wait for one another.
 
-    ``pyspark.sql.functions`` need Spark: once there is a builder, the first Column starts Spark, or
-    uses the running one. It raises SetupError if Java is missing.
+    ``pyspark.sql.functions`` need Spark: once this class is imported, the first Column starts
+    Spark, or uses the running one. It raises SetupError if Java is missing.
     """
 
     def __new__(cls) -> StreamsBuilder:

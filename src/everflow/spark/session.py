@@ -53,9 +53,13 @@ _BEFORE_THE_JVM = (
 )
 
 
+def _is_connect() -> bool:
+    return is_remote() or ("SPARK_REMOTE" in os.environ and running_context() is None)
+
+
 def refuse_connect() -> None:
     """SetupError under Spark Connect, whose JVM is elsewhere."""
-    if is_remote() or ("SPARK_REMOTE" in os.environ and running_context() is None):
+    if _is_connect():
         raise SetupError(
             "This is a Spark Connect session: it has no Spark in this process, and everflow needs "
             "one on the host where it runs. Start a classic session instead: without SPARK_REMOTE "
@@ -220,6 +224,35 @@ class LaterContext:
     def __bool__(self) -> bool:
         """PySpark refuses a second SparkContext where there is one: here there is none yet."""
         return False
+
+
+class ImportedContext(LaterContext):
+    """The stand-in from the import of everflow to the first builder: of Columns that a module has
+    above it. A program that asks for a Spark of its own meanwhile gets that."""
+
+
+def stand_in_for_columns() -> None:
+    """From now on PySpark's first Column starts Spark, in a process that has none. PySpark itself
+    finds none still, and makes one of a user's settings."""
+    if SparkContext._active_spark_context is not None or _is_connect():
+        return
+    get_or_create, active = SparkContext.getOrCreate, SparkSession.getActiveSession
+    classes: Any = (SparkContext, SparkSession)
+
+    def step_aside(conf: SparkConf | None = None) -> SparkContext:
+        with SparkContext._lock:
+            found: object = SparkContext._active_spark_context
+            if isinstance(found, ImportedContext):
+                SparkContext._active_spark_context = None
+            return get_or_create(conf)
+
+    def active_session() -> SparkSession | None:
+        found: object = SparkContext._active_spark_context
+        return None if isinstance(found, ImportedContext) else active()
+
+    classes[0].getOrCreate = staticmethod(step_aside)
+    classes[1].getActiveSession = staticmethod(active_session)
+    SparkContext._active_spark_context = ImportedContext()  # type: ignore[assignment]
 
 
 def running_context() -> SparkContext | None:
@@ -411,7 +444,8 @@ def start_when_asked() -> None:
     """From now on PySpark's first Column finds a Spark, running or started then. SetupError."""
     with _lock:
         _running()
-        if SparkContext._active_spark_context is None:
+        found: object = SparkContext._active_spark_context
+        if found is None or isinstance(found, ImportedContext):
             SparkContext._active_spark_context = LaterContext()  # type: ignore[assignment]
 
 
