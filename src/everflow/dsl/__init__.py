@@ -4,7 +4,7 @@
 methods call `lowering`, whose functions check Columns and Python functions (`expressions`), and
 append nodes to `graph_builder`, which freezes them into a `topology.program.Topology`. A module
 imports those below it alone: `streams_builder`, `streams`, `lowering`, `graph_builder`, `stores`
-(what operators take), `expressions`.
+(what operators take), `expressions`, `key_cures` (what errors say of keys that do not fit).
 May import layer 0, operators, topology, `state.store`, travel, and spark's session and expressions
 (what does this Column mean?). It runs where the program is built.
 """
