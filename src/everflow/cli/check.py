@@ -49,11 +49,19 @@ def check(
     output: Form = Output.text,
 ) -> int:
     """Compare two programs before an upgrade: same, safe by a rolling bounce, needs a migration, or
-    needs a reset, with the reason for each store, topic and node. Exit code 1 for the last two.
+    needs a reset, with the reason for each store, topic and node; and which output topics and sinks
+    get the same results as before. Exit code 1 if it needs a migration or a reset.
     With --application-id the old program is what the brokers know of the application; without it no
     broker is asked. Each program is loaded in a process of its own.
     """
-    from everflow.topology.compatibility import Effect, changes, effect_of, report, report_json
+    from everflow.topology.compatibility import (
+        Effect,
+        changes,
+        effect_of,
+        report,
+        report_json,
+        results,
+    )
 
     if len(programs) != (2 if application_id is None else 1):
         raise ConfigError(
@@ -78,7 +86,8 @@ def check(
         if not old.stores_known:
             echo(_little_known(application_id, old), err=True)
     found = changes(old, new)
-    echo((report_json if output is Output.json else report)(found).rstrip())
+    told = report_json if output is Output.json else report
+    echo(told(found, results(old, new, found)).rstrip())
     return EXIT_FAILED if effect_of(found) >= Effect.MIGRATION else 0
 
 

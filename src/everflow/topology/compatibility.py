@@ -20,6 +20,7 @@ from everflow.records import TopicPartition
 from everflow.topology.graph import Graph
 from everflow.topology.program_facts import (
     NodeFacts,
+    OutputFacts,
     ProgramFacts,
     RepartitionFacts,
     StoreFacts,
@@ -77,6 +78,16 @@ class Change:
     where: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What becomes of an output, ``topic NAME`` or ``sink NAME``. ``reason``: why it may differ;
+    empty: its records are made as before, of what is kept."""
+
+    name: str
+    reason: str = ""
+    where: str | None = None
+
+
 # --- the comparison -------------------------------------------------------------------------------
 
 
@@ -113,6 +124,41 @@ def _otherwise(old: ProgramFacts, new: ProgramFacts) -> Iterator[Change]:
             before=old.fingerprint or "",
             after=new.fingerprint or "",
         )
+
+
+def results(old: ProgramFacts, new: ProgramFacts, found: Sequence[Change]) -> list[Result] | None:
+    """Of each output of both programs, as far as they can be seen: a function is its own code, not
+    that of what it calls. None: what the old one computes is not known. ``found``: `changes`."""
+    if old.outputs is None or new.outputs is None:
+        return None
+    listed = []
+    for name in sorted(old.outputs.keys() | new.outputs.keys()):
+        mine, its = old.outputs.get(name), new.outputs.get(name)
+        if its is None:
+            where = None if mine is None else mine.where
+            listed.append(Result(name=name, reason="it is not written any more", where=where))
+        elif mine is None:
+            listed.append(Result(name=name, reason="it is new", where=its.where))
+        else:
+            listed.append(Result(name=name, reason=_may_differ(mine, its, found), where=its.where))
+    return listed
+
+
+def _may_differ(old: OutputFacts, new: OutputFacts, found: Sequence[Change]) -> str:
+    """Empty: it may not."""
+    stores = {*old.stores, *new.stores}
+    lost = [
+        f"{one.name} ({one.effect.text})"
+        for one in found
+        if one.kind == "store" and one.effect >= Effect.MIGRATION and one.name in stores
+    ]
+    if old.made == new.made:
+        return "" if not lost else f"it is made of stores that change: {', '.join(lost)}"
+    if old.shown != new.shown:
+        return f"it has other types: {old.shown} before, {new.shown} now"
+    nodes = {*old.nodes, *new.nodes}
+    others = [one.name for one in found if one.name in nodes and one.kind == "node"] or lost
+    return f"it is made otherwise{': ' if others else ''}{', '.join(others)}"
 
 
 def effect_of(found: Sequence[Change]) -> Effect:
@@ -676,13 +722,29 @@ def _node(reason: str, old: NodeFacts | None, new: NodeFacts | None) -> Change:
 _LONGEST = 160
 
 
-def report(found: Sequence[Change]) -> str:
-    """For people: the verdict, then the changes below what each of them needs."""
+def report(found: Sequence[Change], outputs: Sequence[Result] | None = None) -> str:
+    """For people: the verdict, the changes below what each of them needs, then what becomes of the
+    results (`results`)."""
     lines = [effect_of(found).text]
     for effect in sorted({change.effect for change in found}, reverse=True):
         lines += ["", f"{effect.text}:"]
         lines += [line for one in found if one.effect is effect for line in lines_of(one)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", "results:", *_result_lines(outputs)]) + "\n"
+
+
+def _result_lines(outputs: Sequence[Result] | None) -> Iterator[str]:
+    if outputs is None:
+        yield "  not known: an application keeps no functions; everflow check OLD NEW compares them"
+        return
+    if same := [one.name for one in outputs if not one.reason]:
+        yield f"  as they are: {', '.join(same)}"
+    for one in outputs:
+        if one.reason:
+            yield f"  {one.name}: {one.reason}"
+            if one.where:
+                yield f"      {'at:':<8}{place(one.where)}"
+    if not outputs:
+        yield "  neither program writes any"
 
 
 def lines_of(change: Change) -> list[str]:
@@ -705,9 +767,10 @@ def listing(found: Iterable[Change]) -> str:
     return "\n".join(line for change in found for line in lines_of(change))
 
 
-def report_json(found: Sequence[Change]) -> str:
+def report_json(found: Sequence[Change], outputs: Sequence[Result] | None = None) -> str:
     """``{"verdict", "changes": [{"effect", "kind", "name", "reason", "before", "after",
-    "where"}]}``; the effects are ``same``, ``bounce``, ``migration`` and ``reset``."""
+    "where"}], "results": [{"output", "same", "reason", "where"}]}``; the effects are ``same``,
+    ``bounce``, ``migration`` and ``reset``; results that are not known are null."""
     listed = [
         {
             "effect": change.effect.name.lower(),
@@ -721,7 +784,12 @@ def report_json(found: Sequence[Change]) -> str:
         for change in found
     ]
     verdict = effect_of(found).name.lower()
-    return json.dumps({"verdict": verdict, "changes": listed}, indent=2)
+    made = [
+        {"output": one.name, "same": not one.reason, "reason": one.reason, "where": one.where}
+        for one in outputs or ()
+    ]
+    told = {"results": None if outputs is None else made}
+    return json.dumps({"verdict": verdict, "changes": listed, **told}, indent=2)
 
 
 # --- what refuses a start -------------------------------------------------------------------------

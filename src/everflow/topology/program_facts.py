@@ -27,6 +27,7 @@ from everflow.topology.graph import (
     SourceNode,
     StatefulNode,
     WholeTableNode,
+    WriteNode,
 )
 from everflow.topology.grown_topics import Misfit
 from everflow.topology.partitioners import spread_otherwise
@@ -96,6 +97,18 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OutputFacts:
+    """A topic or a sink that the program writes. ``made``: the digest of all that its records go
+    through; ``nodes``, ``stores``: the names of those; ``shown``: the types."""
+
+    made: str
+    nodes: tuple[str, ...]
+    stores: tuple[str, ...]
+    shown: str
+    where: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProgramFacts:
     """What is compared of a program. Of an application that is known by its topics and committed
     offsets alone ``tables`` and ``nodes`` are None; ``stores_known`` is False where the stores are
@@ -103,7 +116,8 @@ class ProgramFacts:
     without those of global tables. ``partitions``: where a cluster was asked, those of inputs and,
     without the application id, of internal topics: as they are or, of a program, as it needs them.
     ``misfits``: its inputs that have grown away from the state behind them. ``fingerprint``: its
-    digest."""
+    digest. ``outputs``: by ``topic NAME`` and ``sink NAME``, without internal topics; None where
+    ``nodes`` is."""
 
     stores: Mapping[str, StoreFacts]
     repartition: Mapping[str, RepartitionFacts]
@@ -116,6 +130,7 @@ class ProgramFacts:
     fingerprint: str | None = None
     stores_known: bool = True
     java: bool = False
+    outputs: Mapping[str, OutputFacts] | None = None
 
 
 def facts_of(
@@ -141,6 +156,7 @@ def facts_of(
         partitions=partitions,
         misfits=tuple(misfits),
         fingerprint=digest(fingerprint(subs)),
+        outputs=outputs_of(graph),
     )
 
 
@@ -216,6 +232,103 @@ def _why_private(store: StoreSpec) -> str:
 def _table(node: WholeTableNode) -> str:
     origin = f"topic {node.topic}" if isinstance(node, GlobalTableNode) else "a DataFrame"
     return f"{origin}; {'; '.join(layout_of(node.store))}"
+
+
+# --- what results are made of ---------------------------------------------------------------------
+
+
+def outputs_of(graph: Graph) -> dict[str, OutputFacts]:
+    """Of each topic and sink that is written for others than the program itself."""
+    by_name = {node.name: node for node in graph.nodes}
+    feeding = _feeding(graph)
+    ends: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        name = _output_name(node)
+        if name:
+            ends.setdefault(name, []).append(node)
+    found = {}
+    for name, last in ends.items():
+        parts = [by_name[one] for one in _behind([node.name for node in last], feeding)]
+        texts = {node.name: _made_text(node) for node in parts}
+        edges = sorted(
+            f"{texts[node.name]} <- {sorted(texts[one] for one in feeding[node.name])}"
+            for node in parts
+        )
+        stores = {store.name for one in parts for store in _stores_of(one)}
+        found[name] = OutputFacts(
+            made=_digest(edge.encode() for edge in edges),
+            nodes=tuple(sorted(node.name for node in parts)),
+            stores=tuple(sorted(stores)),
+            shown=", ".join(sorted({_types(node) for node in last})),
+            where=last[0].where,
+        )
+    return found
+
+
+def _output_name(node: Node) -> str:
+    match node:
+        case SinkNode(kind="sink", topic=str(topic)):
+            return f"topic {topic}"
+        case SinkNode(kind="sink") | WriteNode():
+            return f"sink {node.name}"
+        case _:
+            return ""
+
+
+def _feeding(graph: Graph) -> dict[str, set[str]]:
+    """By node, those whose records, or whose stores' rows, it gets."""
+    writers: dict[str, set[str]] = {}
+    for node in graph.nodes:
+        if isinstance(node, SinkNode) and node.kind == "repartition":
+            writers.setdefault(f"topic {node.topic}", set()).add(node.name)
+        for store in _stores_of(node):
+            writers.setdefault(f"store {store.name}", set()).add(node.name)
+    found = {}
+    for node in graph.nodes:
+        read = [f"store {store.name}" for store in _read_by(node)]
+        if isinstance(node, SourceNode) and node.kind == "repartition":
+            read += [f"topic {topic}" for topic in node.topics]
+        found[node.name] = {*node.inputs}.union(*(writers.get(one, set()) for one in read))
+        found[node.name].discard(node.name)
+    return found
+
+
+def _stores_of(node: Node) -> tuple[StoreSpec, ...]:
+    match node:
+        case StatefulNode(stores=stores):
+            return stores
+        case WholeTableNode(store=store):
+            return (store,)
+        case _:
+            return ()
+
+
+def _read_by(node: Node) -> tuple[StoreSpec, ...]:
+    if not isinstance(node, StatefulNode):
+        return ()
+    return (*node.reads, *node.operator.looks_up, *node.stores)  # processors may share theirs
+
+
+def _behind(names: Iterable[str], feeding: Mapping[str, set[str]]) -> set[str]:
+    found, todo = set[str](), list(names)
+    while todo:
+        one = todo.pop()
+        if one not in found:
+            found.add(one)
+            todo += feeding[one]
+    return found
+
+
+def _made_text(node: Node) -> str:
+    """A repartition topic makes nothing of its records, however it is called."""
+    if isinstance(node, SourceNode | SinkNode) and node.kind == "repartition":
+        return f"repartition {_types(node)}"
+    kept = [f"{store.retention_ms}" for store in _stores_of(node)]
+    return f"{text_of(node)} {', '.join(kept)}"
+
+
+def _types(node: Node) -> str:
+    return f"{type_text(node.out.key)} -> {type_text(node.out.value)}"
 
 
 # --- what a node computes, without names ----------------------------------------------------------
@@ -365,13 +478,19 @@ def from_json(text: str) -> ProgramFacts:
             },
             "subtopologies": data["subtopologies"]
             and {
-                int(number): SubTopologyFacts(**{name: tuple(kept) for name, kept in one.items()})
+                int(number): SubTopologyFacts(**_tuples(one))
                 for number, one in data["subtopologies"].items()
             },
             "nodes": None
             if data["nodes"] is None
             else tuple(NodeFacts(**one) for one in data["nodes"]),
+            "outputs": data["outputs"]
+            and {name: OutputFacts(**_tuples(one)) for name, one in data["outputs"].items()},
             "topics": frozenset(data["topics"]),
             "misfits": tuple(Misfit(**one) for one in data["misfits"]),
         }
     )
+
+
+def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(one) if isinstance(one, list) else one for name, one in data.items()}

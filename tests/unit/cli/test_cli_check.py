@@ -49,12 +49,15 @@ def check(*arguments: str) -> Result:
 
 def test_two_versions_of_one_module_are_compared() -> None:
     same = check("old/app.py:builder", "old/app.py:builder")
-    assert (same.exit_code, same.stdout.strip()) == (0, "same")
+    lines = same.stdout.splitlines()
+    assert (same.exit_code, lines[0]) == (0, "same")
+    assert "topic out" in lines[-1]
     other = check("old/app.py:builder", "new/app.py:builder", "--output", "json")
     assert other.exit_code == 1
     data = json.loads(other.stdout)
     assert data["verdict"] == "migration"
     assert [(one["name"], one["after"]) for one in data["changes"]] == [("counts", "totals")]
+    assert [(one["output"], one["same"]) for one in data["results"]] == [("topic out", False)]
 
 
 def test_programs_with_columns_share_one_spark(folder: Path) -> None:

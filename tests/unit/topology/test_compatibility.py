@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from everflow.topology.compatibility import (
     report,
     report_json,
     require_read,
+    results,
     retyped,
 )
 from everflow.topology.connectors import connector_topic
@@ -230,6 +232,95 @@ def test_the_report_is_for_people_and_for_programs() -> None:
         "before": "counts",
         "after": "totals",
         "where": listed[0].where,
+    }
+
+
+def copies(topic: str, returns: str = "string") -> Callable[[Any], object]:
+    return lambda read: read.map_values(lambda key, value: value["a"], returns=returns).to(topic)
+
+
+def of_table(keep: Callable[[Any, Any], bool]) -> Build:
+    """A stream that is joined with a table, through a repartition topic."""
+
+    def build(builder: StreamsBuilder) -> None:
+        table = builder.table("names", key=serdes.string(), value=VALUE, store="names")
+        kept = table.filter(keep, store="kept")
+        keyed = stream(builder).select_key(lambda key, value: value["a"], returns="string")
+        keyed.join(kept, name="by-a").to("joined")
+        stream(builder).to("copy")
+
+    return build
+
+
+def reasons(old: ProgramFacts, new: ProgramFacts) -> dict[str, str]:
+    listed = results(old, new, found(old, new))
+    assert listed is not None
+    return {one.name: one.reason for one in listed}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "differ"),
+    [
+        (counted(), counted(), {"topic out": ""}),
+        (counted(), counted(keep=lambda k, v: v["n"] > 4), {"topic out": "FILTER"}),
+        (counted(), counted(extra=True), {"topic out": "MAPVALUES"}),
+        (counted(), counted(store="totals"), {"topic out": "counts"}),
+        (counted(), counted(topic="other"), {"topic out": "otherwise"}),
+        (counted(), counted(returns="bigint"), {"topic out": "types"}),
+        (counted(), counted(also=copies("big")), {"topic out": "", "topic big": "new"}),
+        (counted(also=copies("big")), counted(), {"topic out": "", "topic big": "not written"}),
+        (
+            counted(also=copies("big")),
+            counted(also=copies("big", "binary")),
+            {"topic out": "", "topic big": "types"},
+        ),
+        # Behind a table, a join and a repartition topic.
+        (
+            of_table(lambda k, v: v["n"] > 3),
+            of_table(lambda k, v: v["n"] > 4),
+            {"topic joined": "otherwise", "topic copy": ""},
+        ),
+    ],
+)
+def test_what_becomes_of_the_results_is_said(
+    old: Build, new: Build, differ: dict[str, str]
+) -> None:
+    told = reasons(facts(old), facts(new))
+    assert told.keys() == differ.keys()
+    for name, word in differ.items():
+        assert bool(told[name]) == bool(word), told
+        assert word in told[name]
+
+
+def test_a_sink_outside_kafka_is_a_result(tmp_path: Path) -> None:
+    def lake(partition_by: list[str]) -> Build:
+        return lambda builder: stream(builder).write_stream(
+            "delta", name="lake", path=str(tmp_path), partition_by=partition_by
+        )
+
+    assert reasons(facts(lake(["a"])), facts(lake(["a"]))) == {"sink lake": ""}
+    assert reasons(facts(lake(["a"])), facts(lake(["n"])))["sink lake"]
+
+
+def test_results_of_an_application_are_not_known() -> None:
+    old, new = application(kept_by(program(counted()))), on_cluster(counted())
+    listed = found(old, new)
+    assert results(old, new, listed) is None
+    assert "results:" in report(listed, None)
+    assert json.loads(report_json(listed, None))["results"] is None
+
+
+def test_a_report_says_what_stays() -> None:
+    old, new = facts(counted(also=copies("big"))), facts(counted(also=copies("big", "binary")))
+    listed = found(old, new)
+    outputs = results(old, new, listed)
+    text = report(listed, outputs).splitlines()
+    assert "  as they are: topic out" in text
+    assert any(line.startswith("  topic big: ") for line in text)
+    data = json.loads(report_json(listed, outputs))["results"]
+    assert {(one["output"], one["same"]) for one in data} == {
+        ("topic out", True),
+        ("topic big", False),
     }
 
 
