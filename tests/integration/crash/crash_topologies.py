@@ -92,6 +92,18 @@ def rows_outside(application: str) -> StreamsBuilder:
     return builder
 
 
+EVERY_S = 2
+
+
+def rows_at_intervals(application: str) -> StreamsBuilder:
+    """The records, as rows of a lake, each `EVERY_S`."""
+    builder = StreamsBuilder()
+    records = builder.stream(input_topic(application), key=serdes.string(), value=serdes.string())
+    path = os.path.join(os.environ[ROWS], "lake")
+    records.write_stream("delta", name="lake", key="key", every=f"{EVERY_S} seconds", path=path)
+    return builder
+
+
 SPLIT_BATCHES, BATCH_ROWS = 12, 5
 """What a split of `SlowSplits` has: about three pieces (note 073)."""
 
@@ -174,6 +186,7 @@ PROGRAMS = {
     "counts-and-copies": counts_and_copies,
     "shared-store": shared_store,
     "rows-outside": rows_outside,
+    "rows-at-intervals": rows_at_intervals,
 }
 
 
