@@ -43,6 +43,11 @@ class StoppedError(EverflowError, code="EF-STOPPED"):
     """The instance is shutting down, and gives up a wait. Never shown to users."""
 
 
+class StoppedRequest(RetriableError):
+    """The owner of the client is shutting down: what waits for the answer ends, and nobody is
+    warned."""
+
+
 def retrying(
     operation: Callable[[], T],
     what: str,

@@ -38,6 +38,7 @@ from everflow.kafka.errors import (
 )
 from everflow.kafka.group_channel import GroupSettings
 from everflow.records import NO_EPOCH, CommittedOffset, TopicPartition, by_topic
+from everflow.retry import StoppedRequest
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 T = TypeVar("T")
@@ -636,7 +637,7 @@ class ClusterAdmin:
         pause = _FIRST_PAUSE_S
         while True:
             if self.stop.is_set():
-                raise RetriableError(f"stopped while {doing}")
+                raise StoppedRequest(f"stopped while {doing}")
             left = max(0.05, deadline - time.monotonic())
             link: BrokerLink | None = None
             try:

@@ -245,6 +245,10 @@ class GroupChannel:
         """
         leaves = self._settings.instance_id is None if leave_group is None else leave_group
         notified = True
+        # LeaveGroup goes over another connection: a heartbeat that it overtakes is answered with
+        # an unknown member, of which the client warns.
+        self._coordinator._close_heartbeat()
+        self._coordinator._handle_heartbeat_response = lambda *_: None
         if leaves and self.metadata().member_id:
             try:
                 self._consumer._net.run(self._leave, int(timeout_s * 1000))

@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import ConsumerGroupState
 from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
+from kafka import errors as client_errors
 
 from everflow.errors import TaskMigratedError
 from everflow.kafka.admin import ClusterAdmin
@@ -75,6 +77,20 @@ def test_tasks_move_one_by_one_and_others_stay(topic: Topic, join: Callable[...,
     assert all(again[tp] == number for tp, number in after.items())
     assert all(again[tp] > before[tp] for tp in set(before) - set(after))
     assert not any(isinstance(event, Lost) for event in first.told)
+
+
+def test_a_heartbeat_that_a_leaving_member_has_under_way_is_no_warning(
+    topic: Topic, join: Callable[..., Instance], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The brokers have let it go when they read the heartbeat."""
+    member = join({0: [topic(2)]}, "a")
+    await_settled([member], 2)
+    coordinator = member.member._channel._coordinator  # type: ignore[union-attr]
+    member.member.leave()
+    unknown = client_errors.UnknownMemberIdError.errno
+    with caplog.at_level("WARNING", logger="kafka"):
+        coordinator._handle_heartbeat_response(SimpleNamespace(error_code=unknown), 0.0)
+    assert not [one for one in caplog.records if one.name == "kafka.coordinator.heartbeat"]
 
 
 def test_the_rejoin_waits_for_revoked_batches(topic: Topic, join: Callable[..., Instance]) -> None:

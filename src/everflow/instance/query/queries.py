@@ -34,6 +34,7 @@ from everflow.instance.tasks.task import TaskStore
 from everflow.kafka.admin import user_data_of_group
 from everflow.kafka.group_channel import GroupSettings
 from everflow.records import TaskId, TopicPartition
+from everflow.retry import StoppedRequest
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder, value_reader
 from everflow.snapshots.query_errors import (
@@ -159,6 +160,8 @@ class HostMap:
                 return self._hosts
             try:
                 found = hosts_of(self.describe(group))
+            except StoppedRequest:
+                return None
             except EverflowError as error:
                 log.warning("The hosts of the stores cannot be read from the group: %s", error)
                 found = {}

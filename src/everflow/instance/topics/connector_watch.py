@@ -11,6 +11,7 @@ from everflow.clock import Clock, Running, on_thread
 from everflow.errors import EverflowError
 from everflow.logs import rebalance_log, some
 from everflow.records import TaskId
+from everflow.retry import StoppedRequest
 from everflow.topology.connectors import (
     FAILED,
     Connector,
@@ -181,6 +182,8 @@ class ConnectorWatch:
             try:
                 self.turn()
                 away = False
+            except StoppedRequest:
+                return
             except EverflowError as error:
                 if not away and not self._stop.is_set():  # what is paused stays so
                     log.warning("The connector topic cannot be read or written now: %s", error)

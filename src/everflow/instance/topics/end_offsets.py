@@ -15,6 +15,7 @@ from everflow.clock import Clock, on_thread
 from everflow.errors import EverflowError, FatalError, RetriableError, read_again, start_over
 from everflow.logs import some
 from everflow.records import Offsets, TaskId, TopicPartition
+from everflow.retry import StoppedRequest
 
 log = logging.getLogger("everflow")
 
@@ -482,5 +483,7 @@ class PartitionRacks:
         self._read_ms = now_ms
         try:
             self._racks = self.read(self.topics)
+        except StoppedRequest:
+            return
         except EverflowError as error:
             log.warning("The racks of the partitions cannot be read: %s", error)

@@ -9,6 +9,7 @@ from everflow.errors import RetriableError
 from everflow.instance.client_state import Pause
 from everflow.instance.topics.connector_watch import SAME_STATE_MS, ConnectorWatch, TaskNow
 from everflow.records import TaskId
+from everflow.retry import StoppedRequest
 from everflow.topology.connectors import (
     FAILED,
     PAUSED,
@@ -235,6 +236,28 @@ def test_what_is_paused_stays_so_while_no_broker_answers() -> None:
     with pytest.raises(RetriableError):
         instance.watch.turn()
     assert instance.pause.parts == {1}
+
+
+@pytest.mark.parametrize(
+    ("error", "warned"), [(StoppedRequest("stopped"), 0), (RetriableError("no broker"), 1)]
+)
+def test_the_end_of_an_instance_is_no_warning(
+    error: RetriableError, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    instance = Instance(Topic())
+    turns = list[int]()
+
+    def fail(position: int) -> Sequence[Row]:
+        turns.append(position)
+        if len(turns) == 3:
+            instance.watch.close()
+        raise error
+
+    instance.watch.read = fail
+    with caplog.at_level("WARNING", logger="everflow"):
+        instance.watch._run()
+    assert len(caplog.records) == warned
+    assert len(turns) == (3 if warned else 1)
 
 
 def test_another_program_tells_of_its_own_connectors_alone() -> None:
