@@ -240,7 +240,7 @@ def test_a_letter_with_a_newer_record_of_its_key_is_told_and_may_be_skipped(dlq:
     done = dlq("replay", dlq.topic, "--latest-only")
     assert done.exit_code == 0, done.output
     written = [record.value for record in dlq.cluster.read(dlq.source)]
-    assert sorted(one for one in written if one != b"v") == [b"v4", b"v9"]
+    assert sorted(one for one in written if one and one != b"v") == [b"v4", b"v9"]
 
 
 def test_letters_can_get_the_present_time(dlq: Dlq) -> None:

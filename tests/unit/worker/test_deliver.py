@@ -393,6 +393,7 @@ def test_a_row_that_a_sink_refuses_is_a_bad_record_of_production() -> None:
 def test_a_refused_row_names_its_record_and_the_cures() -> None:
     refused = RowRefused("out", "table t", "value too long", "name")
     found = failing(RefusedRows({2: refused}))
+    assert isinstance(found, RecordFailure)
     said = str(ending(failure_of(found), 1, ""))
     first, *_, cure = said.splitlines()
     for part in ("Sink out", "table t", "'name'", "value too long", "in-0@7"):
