@@ -108,6 +108,16 @@ class GateAnswer(NamedTuple):
         )
 
 
+class InputTime(NamedTuple):
+    """What is certain of an input (note 076). Of a repartition topic's partition: its records from
+    the offset ``end`` on are not earlier than ``ms`` (-1: not known), save those that are late in
+    their source's own order. Of a source topic's: ``silent``, it is not waited for."""
+
+    ms: int = -1
+    end: int = -1
+    silent: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchRequest:
     """One micro-batch of one stream thread; no place for secrets (`WorkerClients`). ``log_ends``:
@@ -150,6 +160,10 @@ class BatchRequest:
 
     latest_ends: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Where these ranges may end at the latest, if records behind them have come meanwhile."""
+    times: Mapping[TopicPartition, InputTime] | None = None
+    """Of its inputs, those of whom something is known; None: ``stream.time=highest``."""
+    until_ms: int | None = None
+    """Later records of source topics are left (``max.event.time.lead``); None: none are."""
 
     def ending(self, ends: Mapping[TopicPartition, int]) -> BatchRequest:
         return replace(
@@ -297,6 +311,7 @@ class BatchResult:
         left_out: the first few records that failed and that a handler left out, each in a line.
         remarks: what else is logged of the batch, each in a line.
         silent: as in the request: nothing of them was read.
+        heads: the times (ms) of the first records left because of ``until_ms``.
         memory: of the batch's worker; None: not known, or a small batch.
     """
 
@@ -316,6 +331,7 @@ class BatchResult:
     remarks: list[str] = field(default_factory=list)
     printed: list[Printed] = field(default_factory=list)
     silent: Sequence[TopicPartition] = ()
+    heads: Mapping[TopicPartition, int] = field(default_factory=dict)
     memory: Taken | None = None
 
     @property
