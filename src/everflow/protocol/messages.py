@@ -111,7 +111,7 @@ class GateAnswer(NamedTuple):
 class InputTime(NamedTuple):
     """What is certain of an input (note 076). Of a repartition topic's partition: its records from
     the offset ``end`` on are not earlier than ``ms`` (-1: not known), save those that are late in
-    their source's own order. Of a source topic's: ``silent``, it is not waited for."""
+    their source's own order. ``silent``: it is not waited for; then ``ms`` says what it told last."""
 
     ms: int = -1
     end: int = -1
@@ -164,6 +164,8 @@ class BatchRequest:
     """Of its inputs, those of whom something is known; None: ``stream.time=highest``."""
     until_ms: int | None = None
     """Later records of source topics are left (``max.event.time.lead``); None: none are."""
+    most_ms: int | None = None
+    """Later times of records count for none (``max.event.time.ahead``); None: all count."""
 
     def ending(self, ends: Mapping[TopicPartition, int]) -> BatchRequest:
         return replace(

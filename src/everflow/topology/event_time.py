@@ -69,6 +69,12 @@ def least(inputs: Iterable[Told]) -> int:
     return min(going) if going else max((one.ms for one in listed), default=UNKNOWN)
 
 
+def read_to(times: Mapping[str, int], timed: str) -> int:
+    """Up to which offset a merged repartition input was read; -1 if nothing of it was. ``timed``:
+    `Source.timed`."""
+    return times.get(timed + READ, -1)
+
+
 @dataclass
 class Timeline:
     """What was learnt of a repartition partition: from which offset on which time is certain. Owned

@@ -36,6 +36,13 @@ class Source:
     """True if its records keep their times in Kafka: a negative one stops the application."""
     idle: IdleSource | None = None
     """How it advances stream time while it is idle; None: it does not."""
+    timed: str = ""
+    """Under which name, with what stands behind it, its times are kept (note 076)."""
+    held: bool = False
+    """True for a repartition topic whose records are taken in order of time, as far as that is
+    certain (note 076)."""
+    fed_back: bool = False
+    """True if what its sub-topology writes comes back here: no other input waits for it."""
     partitioner: KeyPartitioner | None = None
     """Where a store relies on it; None: no matter, or this application writes the topic."""
     first: int = 0
