@@ -94,6 +94,12 @@ class SuppressSpec(TableOperator):
     by_start: bool = False
     headers_of_last: bool = False
     early: EarlyResults | None = None
+    span_ms: int = 0
+    """How far before its window's end an entry's time may lie: the windows' size."""
+
+    @property
+    def lag_ms(self) -> int:
+        return self.wait_ms + self.span_ms
 
     @property
     def delay_ms(self) -> int:

@@ -165,7 +165,7 @@ class BatchRequest:
     until_ms: int | None = None
     """Later records of source topics are left (``max.event.time.lead``); None: none are."""
     most_ms: int | None = None
-    """Later times of records count for none (``max.event.time.ahead``); None: all count."""
+    """Later records of source topics get this time (``max.event.time.ahead``); None: none do."""
 
     def ending(self, ends: Mapping[TopicPartition, int]) -> BatchRequest:
         return replace(

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from everflow.topology.graph import Graph, SinkNode
-from everflow.topology.subtopologies import cut
+from everflow.topology.graph import Graph, Node, SinkNode, SourceNode, StatefulNode
+from everflow.topology.subtopologies import SubTopology, cut
 
 HIGHEST = "highest"
 LOWEST = "lowest"
@@ -49,6 +49,84 @@ def writers(graph: Graph, application_id: str) -> dict[str, tuple[Writer, ...]]:
     return {topic: tuple(listed) for topic, listed in found.items()}
 
 
+# --- by whose times an operator or a sink goes ----------------------------------------------------
+
+
+class Reach(NamedTuple):
+    """A source that reaches a node of its sub-topology, by its number in the plan. What comes of
+    its records lies ``lag_ms`` behind its time at the most."""
+
+    source: int
+    lag_ms: int
+
+
+class Teller(NamedTuple):
+    """A sink to a repartition topic, and what it goes by."""
+
+    subtopology: int
+    name: str
+    reached: tuple[Reach, ...]
+
+
+def lags(graph: Graph) -> dict[str, dict[str, int]]:
+    """Of each node the sources that reach it, with the sum of what lies between (ms): the longest
+    way's."""
+    found: dict[str, dict[str, int]] = {}
+    for node in graph.nodes:  # inputs first
+        mine = {node.name: 0} if isinstance(node, SourceNode) else dict[str, int]()
+        for name in node.inputs:
+            before = graph.node(name)
+            lag_ms = before.operator.lag_ms if isinstance(before, StatefulNode) else 0
+            for source, ms in found[name].items():
+                mine[source] = max(ms + lag_ms, mine.get(source, 0))
+        found[node.name] = mine
+    return found
+
+
+def keeps_state(sub: SubTopology) -> bool:
+    return any(isinstance(node, StatefulNode) for node in sub.nodes)
+
+
+def fed_back(graph: Graph) -> frozenset[str]:
+    """Sources of repartition topics that close a circle of sub-topologies, as they are in the order
+    of the nodes: nobody waits for them."""
+    place = {node.name: sub.index for sub in cut(graph).subtopologies for node in sub.nodes}
+    readers: dict[object, list[SourceNode]] = {}
+    for node in graph.nodes:
+        if isinstance(node, SourceNode) and node.kind == "repartition":
+            for topic in node.topics:
+                readers.setdefault(topic, []).append(node)
+    feeds: dict[int, set[int]] = {}
+    found = set[str]()
+    for node in graph.nodes:
+        for reader in readers.get(_topic_of(node), ()):
+            start, end = place[node.name], place[reader.name]
+            if start == end or _leads(feeds, end, start):
+                found.add(reader.name)
+            else:
+                feeds.setdefault(start, set()).add(end)
+    return frozenset(found)
+
+
+def _topic_of(node: Node) -> object:
+    return node.topic if isinstance(node, SinkNode) and node.kind == "repartition" else None
+
+
+def _leads(feeds: Mapping[int, set[int]], start: int, end: int) -> bool:
+    todo, seen = [start], {start}
+    while todo:
+        for one in feeds.get(todo.pop(), ()):
+            if one == end:
+                return True
+            if one not in seen:
+                seen.add(one)
+                todo.append(one)
+    return False
+
+
+# --- what was told --------------------------------------------------------------------------------
+
+
 class Told(NamedTuple):
     """What the commit of a task says of a sink. ``ms``: `UNKNOWN` if it has said nothing."""
 
@@ -67,6 +145,14 @@ def least(inputs: Iterable[Told]) -> int:
     listed = list(inputs)
     going = [one.ms for one in listed if not one.silent]
     return min(going) if going else max((one.ms for one in listed), default=UNKNOWN)
+
+
+def of_reached(inputs: Mapping[int, Told], reached: Iterable[Reach]) -> Told:
+    """The time of an operator or a sink. ``inputs``: what is certain, and done, of each source of
+    its task; one that is not there is silent and has no time."""
+    mine = [(inputs.get(one.source, Told(silent=True)), one.lag_ms) for one in reached]
+    behind = [Told(max(UNKNOWN, one.ms - lag), one.silent) for one, lag in mine]
+    return Told(least(behind), all(one.silent for one in behind))
 
 
 def read_to(times: Mapping[str, int], timed: str) -> int:

@@ -418,6 +418,12 @@ class Operator:
         return None
 
     @property
+    def lag_ms(self) -> int:
+        """How far behind its stream time its results may lie (ms, note 076); beyond that lies only
+        what comes of late records."""
+        return 0
+
+    @property
     def takes_null_keys(self) -> bool:
         """True if a record without a key gives a result (KIP-962)."""
         return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
@@ -49,9 +49,11 @@ from everflow.topology.graph import (
     WriteNode,
     input_name,
 )
+from everflow.topology.event_time import Reach, Teller, fed_back, keeps_state, lags
 from everflow.topology.idle_sources import IdleSource, idle_sources, sources_of
 from everflow.topology.partitioners import key_partitioners, keyed_sources, usual
 from everflow.topology.sources import Source
+from everflow.topology.subtopologies import cut
 
 # --- the parts ------------------------------------------------------------------------------------
 
@@ -224,6 +226,8 @@ class StatefulOp:
     """It and all processors that share stores with it, as a record reaches them; or empty."""
     links: tuple[Link, ...] = ()
     """The processors among them that hand it records directly."""
+    reached: tuple[Reach, ...] = ()
+    """By whose times its own goes with ``stream.time=lowest`` (note 076)."""
     idle: tuple[str, ...] = ()
     """The sources whose silence moves its stream time, by the names under which theirs is kept."""
     through: tuple[Through, ...] = ()
@@ -345,6 +349,8 @@ class PhysicalPlan:
     ways: Mapping[str, Ways] = field(default_factory=dict)
     """The ways of records to operators, in sub-topologies where the ways decide their order (note
     031)."""
+    tellers: tuple[Teller, ...] = ()
+    """The sinks to repartition topics (note 076)."""
 
     @property
     def columns(self) -> tuple[ColumnsOp, ...]:
@@ -896,9 +902,7 @@ class _Planner:
         topics_of: dict[int, int] = {}
         for source in self._sources:
             topics_of[source.subtopology] = topics_of.get(source.subtopology, 0) + 1
-        sources = tuple(
-            replace(source, merged=topics_of[source.subtopology] > 1) for source in self._sources
-        )
+        sources = self._timed_sources(topics_of)
         for op in self._ops:
             if isinstance(op, WriteOp) and op.node.one_input and topics_of[op.subtopology] > 1:
                 raise TopologyError(
@@ -916,12 +920,52 @@ class _Planner:
             sources=sources,
             slots=tuple(self._slots),
             times=tuple(self._times),
-            ops=in_turn(self._ops),
+            ops=in_turn(self._timed_ops()),
             headers=headers,
             global_tables=tuple(self._global_tables),
             loaded_tables=tuple(self._loaded_tables),
             ways=ways_in_turn(self._topology.nodes, self._sides, self._together, self._sub),
+            tellers=tuple(
+                Teller(self._sub[node.name], node.name, self._reached(node.name))
+                for node in self._topology.nodes
+                if isinstance(node, SinkNode) and node.kind == "repartition"
+            ),
         )
+
+    def _timed_sources(self, topics_of: Mapping[int, int]) -> tuple[Source, ...]:
+        stateful = {sub.index for sub in cut(self._topology).subtopologies if keeps_state(sub)}
+        circles = fed_back(self._topology)
+        found = []
+        for source in self._sources:
+            node = self._topology.node(source.node)
+            assert isinstance(node, SourceNode)
+            names = node.names_of_topics()
+            repartition = source.kind == "repartition"
+            topic = source.topic.removeprefix(f"{self._app}-") if repartition else source.topic
+            found.append(
+                replace(
+                    source,
+                    merged=topics_of[source.subtopology] > 1,
+                    timed=names[input_name(topic, source.first)],
+                    held=repartition and source.subtopology in stateful,
+                    fed_back=source.node in circles,
+                )
+            )
+        return tuple(found)
+
+    def _timed_ops(self) -> list[PlanOp]:
+        return [
+            replace(op, reached=self._reached(op.name)) if isinstance(op, StatefulOp) else op
+            for op in self._ops
+        ]
+
+    @cached_property
+    def _lags(self) -> dict[str, dict[str, int]]:
+        return lags(self._topology)
+
+    def _reached(self, name: str) -> tuple[Reach, ...]:
+        mine = self._lags[name]
+        return tuple(Reach(one.index, mine[one.node]) for one in self._sources if one.node in mine)
 
     def _require_whole_records(self, op: WriteOp) -> None:
         """TopologyError where a batch may have a part of what comes of a record: a sink knows what

@@ -16,7 +16,14 @@ import pyarrow as pa
 
 from everflow.errors import EverflowError, RecordRefusedError, RecordTooLargeError
 from everflow.kafka.reading.record_columns import LogColumns
-from everflow.protocol.messages import COMMITTED, BadRecord, BatchRequest, BatchResult, timed
+from everflow.protocol.messages import (
+    COMMITTED,
+    BadRecord,
+    BatchRequest,
+    BatchResult,
+    InputTime,
+    timed,
+)
 from everflow.records import Int64, TopicPartition
 from everflow.serdes import SerdeError
 from everflow.sinks.batch import SinkAhead
@@ -346,8 +353,10 @@ def _prefix(
         end = int(columns.offsets[count]) if count < len(columns) else request.ranges[tp].end
         ends[tp] = end
         part[tp] = columns.before(end)
-    # Not all records are there: no idle source moves on behind them.
-    return replace(request.ending(ends), log_ends=ends, waits=None, idle={}), part
+    # Not all records are there: no idle source moves on behind them, and none waits for others.
+    times = None if request.times is None else dict.fromkeys(ends, InputTime(silent=True))
+    shorter = replace(request.ending(ends), log_ends=ends, waits=None, idle={})
+    return replace(shorter, times=times, until_ms=None), part
 
 
 def _halved(

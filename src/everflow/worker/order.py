@@ -23,6 +23,7 @@ from everflow.topology.arrival import DIGIT, Way, Ways
 from everflow.topology.batches import BatchInput, appended, concat, empty_like, in_order
 from everflow.topology.plan import AskOp, NodeOp, SinkOp, StatefulOp, WriteOp
 from everflow.topology.sources import Source, sources_of_logs
+from everflow.worker.certain_times import CertainTimes
 
 # --- what an operator gets ------------------------------------------------------------------------
 
@@ -267,6 +268,17 @@ def merge_inputs(
         rank[rows[order]] = np.sort(rows)
         waiting = [source.index for source in members if source.log(partition) in more]
         kept[rows] &= _before_cut(batch_input.source[rows], effective, waiting)
+    return Merged(_placed(batch_input, rank, kept), _consumed(batch_input, sources, ranges, kept))
+
+
+def merge_by_certain_times(batch_input: BatchInput, certain: CertainTimes) -> Merged:
+    """The same with ``stream.time=lowest`` (note 076)."""
+    placed = _placed(batch_input, certain.rank, certain.kept)
+    in_turn = {slot: in_order(batch) for slot, batch in placed.items()}
+    return Merged(in_turn, dict(certain.consumed))
+
+
+def _placed(batch_input: BatchInput, rank: Int64, kept: np.ndarray) -> dict[int, EdgeBatch]:
     batches = {
         one: replace(batch, seq=rank[batch_input.rows[one]])
         for one, batch in batch_input.batches.items()
@@ -274,7 +286,7 @@ def merge_inputs(
     if not kept.all():
         for slot, batch in batches.items():
             batches[slot] = batch.take(np.flatnonzero(kept[batch_input.rows[slot]]))
-    return Merged(batches, _consumed(batch_input, sources, ranges, kept))
+    return batches
 
 
 def merge_tasks(batch: EdgeBatch) -> EdgeBatch:

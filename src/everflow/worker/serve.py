@@ -412,6 +412,8 @@ class ResidentStep:
             left = reader.give_back(arrivals.read, result.consumed)
             if arrivals.unanswered:
                 result = replace(result, counts={**result.counts, LEFT: left})
+        elif result.committed and request.times is not None:
+            reader.give_back(read, result.consumed)
         if not request.ranges:
             memory.settle()  # the process holds no records
         return result

@@ -261,6 +261,7 @@ class _Transaction:
             consumed=self.result.consumed,
             counts={"in": 0, "out": 0},
             silent=self.request.silent,
+            heads=self.result.heads,
         )
 
     @property
@@ -324,6 +325,7 @@ class _Transaction:
             printed=result.printed,
             remarks=result.remarks,
             silent=request.silent,
+            heads=result.heads,
             memory=ports.memory(),
         )
 

@@ -251,6 +251,8 @@ PUNCTUATION = "punctuation"
 RowMapper = Callable[[tuple[str, ...], EdgeBatch], EdgeBatch]
 _Tasks = Mapping[int, TaskId]
 _Views = Mapping[int, Mapping[str, StoreView]]
+TimesOf = Callable[[StatefulOp], dict[int, int]]
+"""To what the stream times of an operator's tasks move behind the records (ms), by partition."""
 
 
 class UncheckedCallError(Exception):
@@ -270,11 +272,11 @@ class GroupRun:
     through: RowMapper | None = None
 
     def run(
-        self, sides: Sequence[Sequence[EdgeBatch]], idle: Moved, every_failure: bool = False
+        self, sides: Sequence[Sequence[EdgeBatch]], times: TimesOf, every_failure: bool = False
     ) -> list[TasksResult]:
-        """Run them on tasks that have records or a clock may call; times of ``idle`` ones move.
+        """Run them on tasks that have records or a clock may call; then ``times`` move.
         RecordFailure, and what `_judge` raises; ``every_failure``: with all others (note 041)."""
-        moved = [times_of(op, idle) for op in self.group]
+        moved = [times(op) for op in self.group]
         tasks = self._tasks(sides, moved)
         try:
             if tasks:
@@ -285,8 +287,8 @@ class GroupRun:
             for result in done:
                 _remember(tasks, result, self.stores)
             return [
-                advanced(op, result, mine, times, self.stores)
-                for op, result, mine, times in zip(self.group, done, sides, moved, strict=True)
+                advanced(op, result, mine, to, self.stores)
+                for op, result, mine, to in zip(self.group, done, sides, moved, strict=True)
             ]
         except UserFunctionError as error:
             if isinstance(error.__cause__, RetriableError) and error.source >= 0:

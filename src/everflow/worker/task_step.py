@@ -50,6 +50,7 @@ from everflow.serdes.windowed import python_keys
 from everflow.serdes.wire_format import with_ids
 from everflow.topology.arrival import Ways
 from everflow.topology.batches import BatchInput, KnownResults, Made, in_order, joined
+from everflow.topology.event_time import Teller
 from everflow.topology.graph import CallLimits, FunctionNode, PrintNode, TakeNode, UnnestNode
 from everflow.topology.partitioners import OF_WINDOWS, partitions_of
 from everflow.topology.plan import (
@@ -66,6 +67,7 @@ from everflow.topology.plan import (
 )
 from everflow.topology.sources import Source
 from everflow.user_program import one_line, shown
+from everflow.worker.certain_times import CertainTimes, certain_times
 from everflow.worker.calls import AT_LEISURE, MakesCalls, Named, Place, SideBySide
 from everflow.worker.failures import (
     CallsEnded,
@@ -77,19 +79,27 @@ from everflow.worker.failures import (
     of_connector,
     raise_all,
 )
-from everflow.worker.order import Order, Records, merge_inputs, merge_tasks
+from everflow.worker.order import (
+    Order,
+    Records,
+    merge_by_certain_times,
+    merge_inputs,
+    merge_tasks,
+)
 from everflow.worker.stateful import (
     GroupRun,
     RanOperator,
+    TimesOf,
     UncheckedCallError,
     ask,
     clock_name,
     independent,
     sees_one_record,
+    times_of,
     with_old_values,
 )
 from everflow.worker.stores import CheckedAccess, StoreAccess, TaskStores
-from everflow.worker.times import Moved, ages_read, extract_times, moved, source_times
+from everflow.worker.times import ages_read, bounded, extract_times, moved, source_times
 
 RunsColumns = Callable[[Records, Any], None]
 """`everflow.worker.columns.PreparedColumns`: adds the slots that it makes to the records."""
@@ -144,6 +154,8 @@ class StepResult:
     printed: list[Printed] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
     """That were read from connectors."""
+    heads: dict[TopicPartition, int] = field(default_factory=dict)
+    """See `BatchResult`."""
     left: int = 0
     """Records of which the next batch makes more: see `TasksResult.ends`."""
     input_bytes: int = 0
@@ -192,6 +204,8 @@ class TaskStep:
     handlers: Handlers = field(default_factory=Handlers)
     """Asked here about calls of clocks that fail."""
     calls: SideBySide = field(default_factory=SideBySide)
+    tellers: tuple[Teller, ...] = ()
+    """See `PhysicalPlan.tellers`."""
 
     @staticmethod
     def of(
@@ -221,6 +235,7 @@ class TaskStep:
             every_failure=handlers is not None and handlers.may_continue(PROCESSING),
             handlers=handlers or Handlers(),
             calls=calls or SideBySide(),
+            tellers=plan.tellers,
         )
 
     @property
@@ -264,9 +279,10 @@ class TaskStep:
         ran: dict[str, RanOperator] = {}
         before_state = True
         try:
-            records, result = self._merged(request, decoded, client, timings)
-            idle = moved(request, self.sources, result.consumed)
-            shared = self._shared_stores(bool(idle))
+            records, result, certain = self._merged(request, decoded, client, timings)
+            idle = moved(request, self.sources, result.consumed) if certain is None else {}
+            times = partial(times_of, moved_tasks=idle) if certain is None else certain.of_operator
+            shared = self._shared_stores(bool(idle), certain is not None)
             with TaskStores(
                 self.stores,
                 request.tasks,
@@ -280,7 +296,7 @@ class TaskStep:
                     order=Order(records, self.ways),
                     result=result,
                     stores=stores,
-                    idle=idle,
+                    times=times,
                     known=decoded.known if self.every_failure or self.side_by_side else None,
                     ran=ran,
                     client=client,
@@ -317,7 +333,7 @@ class TaskStep:
         decoded: BatchInput,
         client: Any,
         timings: dict[str, float],
-    ) -> tuple[Records, StepResult]:
+    ) -> tuple[Records, StepResult, CertainTimes | None]:
         """The records of the batch with their times, in merge order, and what has come of them."""
         batch_input = replace(decoded, batches=dict(decoded.batches), rows=dict(decoded.rows))
         for op in self.times:
@@ -332,11 +348,21 @@ class TaskStep:
             request,
             self.every_failure,
         )
-        records, consumed = merge_inputs(
-            batch_input, self.sources, request.ranges, request.log_ends, request.waits
-        )
+        remarks = []
+        if request.most_ms is not None:
+            remarks = bounded(batch_input, self.sources, request.most_ms)
+        certain = certain_times(batch_input, self.sources, request)
+        if certain is None:
+            records, consumed = merge_inputs(
+                batch_input, self.sources, request.ranges, request.log_ends, request.waits
+            )
+            kept = source_times(batch_input, self.sources, request, consumed)
+        else:
+            records, consumed = merge_by_certain_times(batch_input, certain)
+            kept = certain.kept_times(self.tellers, request)
+            remarks += certain.remarks()
         stream_times = extracted.stream_times(consumed, request)
-        for task, names in source_times(batch_input, self.sources, request, consumed).items():
+        for task, names in kept.items():
             stream_times.setdefault(task, {}).update(names)
         pieces = [op for op in self.stateful if op.operator.in_pieces]
         marks = {clock_name(op.name, mark) for op in pieces for mark in op.operator.marks}
@@ -352,17 +378,20 @@ class TaskStep:
             ages=ages_read(batch_input, self.sources, consumed, newest),
             input_bytes=batch_input.bytes,
             keys=batch_input.keys,
+            remarks=remarks,
+            heads={} if certain is None else certain.heads,
         )
-        return records, result
+        return records, result, certain
 
-    def _shared_stores(self, idle: bool) -> frozenset[str]:
-        """Stores that need the batch's own changes: of several operators (D5) or ``idle`` ones."""
+    def _shared_stores(self, idle: bool, certain: bool) -> frozenset[str]:
+        """Stores that need the batch's own changes: of several operators (D5), ``idle`` ones, or
+        all (``certain``), whose times move behind the records."""
         users: dict[str, set[str]] = {}
         twice = set[str]()
         for op in self.stateful:
             for spec in op.stores:  # processors that share one run as one operator
                 users.setdefault(spec.name, set()).add((*op.together, op.name)[0])
-                twice |= {spec.name} if idle and op.idle else set()
+                twice |= {spec.name} if certain or (idle and op.idle) else set()
         return frozenset(twice.union(name for name, of in users.items() if len(of) > 1))
 
 
@@ -381,7 +410,7 @@ class _Running:
     order: Order
     result: StepResult
     stores: TaskStores
-    idle: Moved
+    times: TimesOf
     known: KnownResults | None
     ran: dict[str, RanOperator]
     client: Any
@@ -445,7 +474,7 @@ class _Running:
                     self.step.handlers,
                     self.result.left_out,
                     partial(self._mapped_rows, op),
-                ).run(sides, self.idle, self.step.every_failure)
+                ).run(sides, self.times, self.step.every_failure)
         except EverflowError as error:
             if op.connector:
                 of_connector(error, op.connector)

@@ -337,6 +337,30 @@ def _partition_times(op: TimeOp, request: BatchRequest) -> dict[int, int]:
     }
 
 
+def bounded(batch_input: BatchInput, sources: Sources, most_ms: int) -> list[str]:
+    """Gives records of source topics that are later than ``most_ms`` that time; says of which
+    (``max.event.time.ahead``, note 076)."""
+    if not (batch_input.timestamp > most_ms).any():
+        return []
+    read = np.array([one.kind != "repartition" for one in sources], bool)
+    ahead = (batch_input.timestamp > most_ms) & read[batch_input.source]
+    remarks = []
+    for number in np.unique(batch_input.source[ahead]).tolist():
+        rows, source = np.flatnonzero(ahead & (batch_input.source == number)), sources[number]
+        first, most = int(rows[0]), int(batch_input.timestamp[rows].max())
+        log = source.log(int(batch_input.partition[first]))
+        remarks.append(
+            f"{source.node}: {len(rows)} records are further ahead of the wall clock than "
+            f"max.event.time.ahead allows, the first is {log}@{int(batch_input.offset[first])}, "
+            f"the latest has {most} ms; all get the time {most_ms} ms"
+        )
+    batch_input.timestamp = np.where(ahead, most_ms, batch_input.timestamp)
+    for slot, batch in batch_input.batches.items():
+        times = batch_input.timestamp[batch_input.rows[slot]]
+        batch_input.batches[slot] = replace(batch, timestamp=times)
+    return remarks
+
+
 # --- idle sources ---------------------------------------------------------------------------------
 
 

@@ -477,6 +477,7 @@ def suppressed(
         wait_ms=wait_ms,
         by_window=by_window,
         bounds=bounds,
+        span_ms=span_ms(graph, table.node) if by_window else 0,
     )
 
 
@@ -506,6 +507,20 @@ def closes_after_ms(graph: GraphBuilder, name: str) -> int | None:
     found = [closes_after_ms(graph, each) for each in node.inputs]
     known = [wait_ms for wait_ms in found if wait_ms is not None]
     return max(known) if found and len(known) == len(found) else None
+
+
+def span_ms(graph: GraphBuilder, name: str) -> int:
+    """How far before a window's end the time of its entry may lie, at the most; a session's is its
+    end."""
+    node = graph.nodes[name]
+    operator: Any = node.operator if isinstance(node, StatefulNode) else None
+    if isinstance(operator, SessionAggregateSpec):
+        return 0
+    if isinstance(operator, SlidingAggregateSpec):
+        return operator.windows.difference_ms
+    if isinstance(operator, AggregateSpec | PythonAggregateSpec) and operator.window is not None:
+        return operator.window.size_ms
+    return max((span_ms(graph, each) for each in node.inputs), default=0)
 
 
 def _by_numbers(graph: GraphBuilder, name: str) -> bool:

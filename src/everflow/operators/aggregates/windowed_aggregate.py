@@ -466,6 +466,10 @@ class SessionAggregateSpec(WindowedAggregate):
     """Of the store, None = that of the windows: what it does not show any more is not extended, as
     in Kafka Streams."""
 
+    @property
+    def lag_ms(self) -> int:
+        return self.windows.gap_ms  # a session that a record extends ended so long before it
+
     def _begin(self, batch: EdgeBatch, inputs: Inputs) -> WindowRun:
         return _SessionRun(self, batch, inputs)
 

@@ -428,6 +428,10 @@ class _Waiting(KeepsLeft):
     pending: PendingLookups
 
     @property
+    def lag_ms(self) -> int:
+        return self.pending.grace_ms or 0
+
+    @property
     def wall_clock_interval_ms(self) -> int | None:
         timeout_ms = self.pending.timeout_ms
         return None if timeout_ms is None else min(CHECK_MS, max(timeout_ms // 10, 100))

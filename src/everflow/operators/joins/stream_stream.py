@@ -671,6 +671,10 @@ class StreamStreamJoin(KeepsLeft):
         lost = int(np.count_nonzero(alone & ~kept & ~records.stored))
         return {LATE_UNMATCHED: len(at_once), LATE: lost}
 
+    @property
+    def lag_ms(self) -> int:
+        return max((side.closes_ms for side in self.sides.values() if side.kept), default=0)
+
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult | None:
         if self.waiting is None:
             return None

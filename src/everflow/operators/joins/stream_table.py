@@ -314,6 +314,10 @@ class GraceWait(Operator):
     kept: bool
 
     @property
+    def lag_ms(self) -> int:
+        return self.buffer.grace_ms
+
+    @property
     def takes_null_keys(self) -> bool:
         return self.kept
 
@@ -368,7 +372,11 @@ class AsOfJoin(KeepsLeft):
     @property
     def kept_ms(self) -> int:
         """The time for which right records are of use behind stream time (ms)."""
-        return self.tolerance_ms + (0 if self.buffer is None else self.buffer.grace_ms)
+        return self.tolerance_ms + self.lag_ms
+
+    @property
+    def lag_ms(self) -> int:
+        return 0 if self.buffer is None else self.buffer.grace_ms
 
     def run(self, inputs: Inputs) -> TasksResult:
         left, right = inputs.sides

@@ -1,0 +1,317 @@
+"""Which records of a batch are taken with ``stream.time=lowest``, in which order, and how far the
+times of inputs, operators and sinks get by it (note 076). Pure.
+
+A task takes the records of its inputs in order of time, up to the least time that is certain for
+all of them. A log that several writers wrote is not in order of time: of its records in front of
+`READ` exactly those up to `DONE` are done, and the committed offset is the first one that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from everflow.protocol.messages import BatchRequest, InputTime, TaskContext
+from everflow.records import Int64, TaskId, TopicPartition
+from everflow.topology.batches import BatchInput
+from everflow.topology.event_time import (
+    DONE,
+    IN,
+    OUT,
+    READ,
+    SILENT,
+    UNKNOWN,
+    Teller,
+    Told,
+    of_reached,
+    read_to,
+)
+from everflow.topology.plan import StatefulOp
+from everflow.topology.sources import Source, sources_of_logs
+
+_NOTHING = InputTime()
+_Flags = npt.NDArray[np.bool_]
+
+
+class Cut(NamedTuple):
+    """Records up to the time ``ms`` are taken; at that very time those of inputs with a number up
+    to ``source``."""
+
+    ms: int
+    source: int
+
+    def takes(self, times: Int64, source: int) -> _Flags:
+        found: _Flags = times <= self.up_to(source)
+        return found
+
+    def up_to(self, source: int) -> int:
+        return self.ms if source <= self.source else self.ms - 1
+
+
+@dataclass(kw_only=True)
+class _Input:
+    """An input of a task in this batch. ``rows``: of the batch, in the order of the log; ``times``:
+    where each stands in the task's order; ``new``: those that are not done yet; ``certain``: what
+    is certain behind all that was read; ``end``: where the range ends, ``read``: up to where it
+    was ever read; ``full``: it has to go on, whatever is certain."""
+
+    source: Source
+    log: TopicPartition
+    rows: Int64
+    times: Int64
+    new: _Flags
+    certain: Told
+    end: int
+    read: int = UNKNOWN
+    done: int = UNKNOWN
+    full: bool = False
+
+    @staticmethod
+    def of(
+        source: Source,
+        log: TopicPartition,
+        rows: Int64,
+        batch: BatchInput,
+        request: BatchRequest,
+        before: Mapping[str, int],
+    ) -> _Input:
+        times, offsets = batch.timestamp[rows], batch.offset[rows]
+        known, end = before.get(source.timed + IN, UNKNOWN), request.ranges[log].end
+        assert request.times is not None
+        said = request.times.get(log, _NOTHING)
+        if source.kind != "repartition":
+            place = np.maximum.accumulate(np.maximum(times, known))
+            new = np.ones(len(rows), bool)
+            if request.until_ms is not None:
+                new = place <= request.until_ms
+            last = int(place[new][-1]) if new.any() else known
+            task = source.task(log)
+            if new.all() and end >= request.log_ends[log]:
+                last = max(last, request.idle.get(task, {}).get(source.timed + IN, UNKNOWN))
+            return _Input(
+                source=source,
+                log=log,
+                rows=rows,
+                times=place,
+                new=new,
+                certain=Told(last, said.silent),
+                end=end,
+            )
+        ms = max(known, said.ms) if said.ms >= 0 and said.end <= end else known
+        # What is silent has told its last time; before its end was read, it is as any other.
+        certain = Told(ms, said.silent and said.end <= end)
+        if not source.held:
+            place = np.maximum.accumulate(times) if len(times) else times
+            new = np.ones(len(rows), bool)
+            return _Input(
+                source=source,
+                log=log,
+                rows=rows,
+                times=place,
+                new=new,
+                certain=certain,
+                end=end,
+            )
+        read, done = read_to(before, source.timed), before.get(source.timed + DONE, UNKNOWN)
+        new = (offsets >= read) | (times > done)
+        return _Input(
+            source=source,
+            log=log,
+            rows=rows,
+            times=np.maximum(times, done),
+            new=new,
+            certain=certain,
+            end=end,
+            read=max(read, end),
+            done=done,
+            full=end <= read and end < request.log_ends[log],
+        )
+
+
+@dataclass(kw_only=True)
+class CertainTimes:
+    """``inputs``: of each task, by the number of the source, up to where its records are done;
+    ``names``: the times that are kept beside its offsets; ``order``, ``kept``, ``done``: of the
+    batch's rows, of which ``kept`` are taken; ``consumed``: the first offset of each log that is
+    not done; ``heads``: see `BatchResult`; ``full``: inputs of which a batch was too small."""
+
+    inputs: dict[TaskId, dict[int, Told]] = field(default_factory=dict)
+    names: dict[TaskId, dict[str, int]] = field(default_factory=dict)
+    rank: Int64
+    offsets: Int64
+    kept: _Flags
+    done: _Flags
+    consumed: dict[TopicPartition, int] = field(default_factory=dict)
+    heads: dict[TopicPartition, int] = field(default_factory=dict)
+    full: list[TopicPartition] = field(default_factory=list)
+
+    @staticmethod
+    def of(batch: BatchInput, sources: Sequence[Source], request: BatchRequest) -> CertainTimes:
+        total = len(batch.source)
+        found = CertainTimes(
+            rank=np.arange(total, dtype=np.int64),
+            offsets=batch.offset,
+            kept=np.ones(total, bool),
+            done=np.zeros(total, bool),
+        )
+        rows_of = _rows_of(batch)
+        by_task: dict[TaskId, list[tuple[TopicPartition, Source]]] = {}
+        for log, source in sources_of_logs(sources, request.ranges).items():
+            by_task.setdefault(source.task(log), []).append((log, source))
+        before = {one.task: one for one in request.tasks}
+        none: Int64 = np.empty(0, np.int64)
+        for task, listed in by_task.items():
+            context = before.get(task, TaskContext(task, "", ""))
+            inputs = [
+                _Input.of(
+                    source,
+                    log,
+                    rows_of.get((source.index, task.partition), none),
+                    batch,
+                    request,
+                    context.stream_times,
+                )
+                for log, source in listed
+            ]
+            found._take(task, inputs, context.stream_times)
+        return found
+
+    def _take(self, task: TaskId, inputs: list[_Input], before: Mapping[str, int]) -> None:
+        together = [one for one in inputs if not one.source.fed_back]
+        groups = [together, *([one] for one in inputs if one.source.fed_back)]
+        told, names = dict[int, Told](), dict[str, int]()
+        for group in groups:
+            cut = _cut(group)
+            for one in group:
+                self._taken(one, cut)
+                ms = one.certain.ms if cut is None else min(one.certain.ms, cut.ms)
+                told[one.source.index] = Told(ms, one.certain.silent)
+                names |= self._names(one, cut)
+        self.inputs[task] = told
+        self.names[task] = {name: max(ms, before.get(name, UNKNOWN)) for name, ms in names.items()}
+        rows = np.concatenate([one.rows for one in inputs])
+        if len(rows):
+            times = np.concatenate([one.times for one in inputs])
+            numbers = np.repeat(
+                [one.source.index for one in inputs], [len(one.rows) for one in inputs]
+            )
+            order = np.lexsort((rows, numbers, times))
+            self.rank[rows[order]] = np.sort(rows)
+
+    def _taken(self, one: _Input, cut: Cut | None) -> None:
+        taken = one.new if cut is None else one.new & cut.takes(one.times, one.source.index)
+        if one.full and not taken.any():
+            taken = one.new
+            self.full.append(one.log)
+        self.kept[one.rows] = taken
+        left = one.rows[one.new & ~taken if one.source.held else ~taken]
+        self.consumed[one.log] = one.end if not len(left) else int(self.offsets[left[0]])
+        if one.source.held:
+            self.done[one.rows] = ~one.new
+        elif not one.new.all():
+            self.heads[one.log] = int(one.times[~one.new][0])
+
+    def _names(self, one: _Input, cut: Cut | None) -> dict[str, int]:
+        timed = one.source.timed
+        if one.source.kind != "repartition":
+            taken = self.kept[one.rows]
+            if taken.all() or cut is None:
+                return {timed + IN: one.certain.ms}
+            return {timed + IN: int(one.times[taken].max(initial=UNKNOWN))}
+        found = {timed + IN: one.certain.ms}
+        if one.source.held:
+            done = (
+                cut.up_to(one.source.index)
+                if cut is not None
+                else int(one.times.max(initial=UNKNOWN))
+            )
+            found |= {timed + READ: one.read, timed + DONE: done}
+        return found
+
+    def of_operator(self, op: StatefulOp) -> dict[int, int]:
+        """The time (ms) to which an operator goes behind the records, by the task's partition."""
+        found = {}
+        for task, inputs in self.inputs.items():
+            if task.subtopology == op.subtopology:
+                ms = of_reached(inputs, op.reached).ms
+                if ms != UNKNOWN:
+                    found[task.partition] = ms
+        return found
+
+    def kept_times(
+        self, tellers: Sequence[Teller], request: BatchRequest
+    ) -> dict[TaskId, dict[str, int]]:
+        """What stands beside the offsets of the tasks: the times of their inputs, and what their
+        commits say of their sinks."""
+        if request.times is None:
+            return self.names
+        found = {task: dict(names) for task, names in self.names.items()}
+        before = {one.task: one.stream_times for one in request.tasks}
+        for teller in tellers:
+            for task, inputs in self.inputs.items():
+                if task.subtopology != teller.subtopology:
+                    continue
+                known, one = before.get(task, {}), of_reached(inputs, teller.reached)
+                names = found.setdefault(task, {})
+                out, silent = teller.name + OUT, teller.name + SILENT
+                names[out] = max(one.ms, known.get(out, UNKNOWN))
+                if one.silent or silent in known:
+                    names[silent] = int(one.silent)
+        return found
+
+    def remarks(self) -> list[str]:
+        return [
+            f"{log}: what waits for other inputs fills a batch; it is taken in the order of the log"
+            for log in self.full
+        ]
+
+
+def certain_times(
+    batch: BatchInput, sources: Sequence[Source], request: BatchRequest
+) -> CertainTimes | None:
+    """None with ``stream.time=highest``, unless an input has records that are done behind others
+    that are not, since it was ``lowest``: then all that is not done is taken."""
+    if request.times is not None:
+        return CertainTimes.of(batch, sources, request)
+    if not any(one.held for one in sources) or not _held_back(sources, request):
+        return None
+    all_ = dict.fromkeys(request.ranges, InputTime(silent=True))
+    found = CertainTimes.of(batch, sources, replace(request, times=all_))
+    return replace(found, inputs={})
+
+
+def _held_back(sources: Sequence[Source], request: BatchRequest) -> bool:
+    times = {one.task: one.stream_times for one in request.tasks}
+    of = sources_of_logs(sources, request.ranges)
+    return any(
+        source.held and read_to(times.get(source.task(log), {}), source.timed) > at.start
+        for (log, source), at in zip(of.items(), map(request.ranges.__getitem__, of), strict=True)
+    )
+
+
+def _cut(group: Sequence[_Input]) -> Cut | None:
+    """None: all is taken. A source that is alone is in its own order."""
+    held = any(one.source.held for one in group)
+    if len(group) < 2 and not held:
+        return None
+    going = [Cut(one.certain.ms, one.source.index) for one in group if not one.certain.silent]
+    return min(going, default=None)
+
+
+def _rows_of(batch: BatchInput) -> dict[tuple[int, int], Int64]:
+    """The rows of each source and partition, which stand together."""
+    if not len(batch.source):
+        return {}
+    changes = (np.diff(batch.source) != 0) | (np.diff(batch.partition) != 0)
+    starts = np.concatenate(([0], np.flatnonzero(changes) + 1)).tolist()
+    ends = [*starts[1:], len(batch.source)]
+    return {
+        (int(batch.source[start]), int(batch.partition[start])): np.arange(
+            start, end, dtype=np.int64
+        )
+        for start, end in zip(starts, ends, strict=True)
+    }
