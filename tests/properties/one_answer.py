@@ -143,18 +143,20 @@ class Cluster:
 @dataclass(frozen=True)
 class Program:
     """``build`` makes it; ``topics``: what it reads; ``disorder_ms``: how late the records of a
-    partition may be; ``of_key``: only the last result of each key counts."""
+    partition may be; ``last_of_key``: only the last result of each key counts; ``closes``: behind all
+    come records that close what is open."""
 
     build: Callable[[StreamsBuilder], None]
     topics: Mapping[str, Any]
     disorder_ms: int = 0
     last_of_key: bool = False
+    closes: bool = True
 
 
 def outcome(written: Sequence[RawRecord], program: Program, before_ms: int) -> Any:
     """The final results in ``out``, without what comes of the records that close all."""
     out = [one for one in written if one.topic == "out" and one.timestamp < before_ms]
     if program.last_of_key:
-        last = {one.key: one.value for one in sorted(out, key=lambda one: 0)}
+        last = {one.key: one.value for one in out}
         return {key: value for key, value in last.items() if value is not None}
     return Counter((one.key, one.value, one.timestamp) for one in out)

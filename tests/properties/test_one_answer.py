@@ -57,7 +57,7 @@ def _chain(builder: StreamsBuilder) -> None:
     counted = again.group_by_key(name="again").windowed_by(near).count(store="near")
     final = counted.suppress(Suppressed.until_window_closes(), store="held-again")
     third = final.to_stream().select_key(lambda key, value: "all", returns="string")
-    wide = TimeWindows.of_size("10 minutes").grace("1 minute")
+    wide = TimeWindows.of_size("10 minutes").grace("6 minutes")
     _to_out(third.group_by_key(name="all").windowed_by(wide).count(store="wide").to_stream())
 
 
@@ -112,7 +112,7 @@ PROGRAMS = {
     "latest row": Program(_latest_row, {"one": 150, "two": 100}),
     "version": Program(_version, {"one": 150, "two": 100}, LATE_BY_MS),
     "two streams": Program(_two_streams, {"one": 150, "two": 150}, LATE_BY_MS),
-    "foreign key": Program(_foreign_key, {"one": 150, "two": 60}, last_of_key=True),
+    "foreign key": Program(_foreign_key, {"one": 150, "two": 60}, last_of_key=True, closes=False),
 }
 
 
@@ -174,7 +174,7 @@ def drawn(program: Program, chance: random.Random) -> list[RawRecord]:
     records.sort(
         key=lambda one: one.timestamp + late[id(one)] * chance.randrange(program.disorder_ms + 1)
     )
-    for day in (1, 2):
+    for day in (1, 2) if program.closes else ():
         for topic in program.topics:
             for partition in range(PARTITIONS):
                 count += 1

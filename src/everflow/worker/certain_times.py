@@ -57,7 +57,7 @@ class _Input:
     """An input of a task in this batch. ``rows``: of the batch, in the order of the log; ``times``:
     where each stands in the task's order; ``new``: those that are not done yet; ``certain``: what
     is certain behind all that was read; ``end``: where the range ends, ``read``: up to where it
-    was ever read; ``full``: it has to go on, whatever is certain."""
+    was ever read; ``full``: there is no room to read on."""
 
     source: Source
     log: TopicPartition
@@ -128,7 +128,7 @@ class _Input:
             end=end,
             read=max(read, end),
             done=done,
-            full=end <= read and end < request.log_ends[log],
+            full=end < request.log_ends[log] and batch.bytes >= request.most_bytes,
         )
 
 
