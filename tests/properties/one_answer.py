@@ -143,8 +143,8 @@ class Cluster:
 @dataclass(frozen=True)
 class Program:
     """``build`` makes it; ``topics``: what it reads; ``disorder_ms``: how late the records of a
-    partition may be; ``last_of_key``: only the last result of each key counts; ``closes``: behind all
-    come records that close what is open."""
+    partition may be; ``last_of_key``: only the last result of each key counts; ``closes``: behind
+    all come records that close what is open."""
 
     build: Callable[[StreamsBuilder], None]
     topics: Mapping[str, Any]

@@ -64,7 +64,9 @@ def _chain(builder: StreamsBuilder) -> None:
 
 def _latest_row(builder: StreamsBuilder) -> None:
     stream = _rekeyed(builder.stream("one", key=TEXT, value=LONG))
-    rows = _rekeyed(builder.stream("two", key=TEXT, value=LONG)).repartition(name="rows", value=LONG)
+    rows = _rekeyed(builder.stream("two", key=TEXT, value=LONG)).repartition(
+        name="rows", value=LONG
+    )
     table = rows.to_table(store="table")
     stream = stream.repartition(name="records", value=LONG)
     _to_out(stream.left_join(table, lambda one, two: f"{one} {two}", returns="string"))
@@ -72,7 +74,9 @@ def _latest_row(builder: StreamsBuilder) -> None:
 
 def _version(builder: StreamsBuilder) -> None:
     stream = _rekeyed(builder.stream("one", key=TEXT, value=LONG))
-    rows = _rekeyed(builder.stream("two", key=TEXT, value=LONG)).repartition(name="rows", value=LONG)
+    rows = _rekeyed(builder.stream("two", key=TEXT, value=LONG)).repartition(
+        name="rows", value=LONG
+    )
     table = rows.to_table(store=Materialized("table", history="1 day"))
     stream = stream.repartition(name="records", value=LONG)
     joined = stream.left_join(
@@ -95,7 +99,9 @@ def _foreign_key(builder: StreamsBuilder) -> None:
     left = builder.stream("one", key=TEXT, value=LONG)
     left = left.select_key(lambda key, value: str(value % 16), returns="string")
     orders = left.repartition(name="orders", value=LONG).to_table(store="orders")
-    rows = _rekeyed(builder.stream("two", key=TEXT, value=LONG)).repartition(name="rows", value=LONG)
+    rows = _rekeyed(builder.stream("two", key=TEXT, value=LONG)).repartition(
+        name="rows", value=LONG
+    )
     names = rows.to_table(store="names")
     joined = orders.left_join(
         names,

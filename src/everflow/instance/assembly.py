@@ -67,6 +67,7 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.connectors import Record, Row, connector_topic, connectors, facts_of
+from everflow.topology.event_time import LOWEST
 from everflow.topology.idle_sources import program_times
 from everflow.topology.patterns import TopicGrowth, growth, pattern_sources, why_not_grown
 from everflow.topology.store_layouts import serde_words
@@ -669,7 +670,10 @@ class ClusterPorts:
             stop=stop,
             new_incarnation=new_incarnation,
             times=program_times(
-                blueprint.topology, cut(blueprint.topology).index_of, blueprint.layouts
+                blueprint.topology,
+                cut(blueprint.topology).index_of,
+                blueprint.layouts,
+                lowest=config.stream_time == LOWEST,
             ),
         )
 

@@ -42,6 +42,7 @@ from everflow.serdes.registered import ask_schema
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.compatibility import layouts_to_keep, require_read, require_readable, retyped
 from everflow.topology.connectors import TOPIC_CONFIG, connector_topic, connectors
+from everflow.topology.event_time import LOWEST, require_lowest_fits
 from everflow.topology.graph import FunctionNode, Graph, SinkNode, SourceNode, extractor_named
 from everflow.topology.grown_topics import grown_topics, misfits, read_before, with_shares
 from everflow.topology.idle_sources import bytes_for_layouts, require_metadata_fits
@@ -109,7 +110,7 @@ def prepare_cluster(
             "The pattern %s matches %s", source.reading.pattern.pattern, some(source.topics, 12)
         )
     topology = with_default_extractor(topology, extractor_named(config.default_timestamp_extractor))
-    require_metadata_fits(topology)
+    _require_times_fit(topology, config)
     require_schemas(topology)
     # 3. Fence earlier processes on this folder: open transactions hide offsets (D6).
     _fence_recorded(config, directory, clock, stop)
@@ -151,13 +152,21 @@ def require_schemas(topology: Graph) -> None:
                 return
 
 
+def _require_times_fit(topology: Graph, config: StreamsConfig) -> None:
+    lowest = config.stream_time == LOWEST
+    require_metadata_fits(topology, lowest=lowest)
+    if lowest:
+        require_lowest_fits(topology)
+
+
 def extended(blueprint: Blueprint, growth: TopicGrowth, config: StreamsConfig) -> Blueprint:
     """The blueprint of an instance that has taken up new topics (note 037)."""
     partitions = {**blueprint.partitions, **growth.taken}
     topology = with_shares(growth.topology, partitions, blueprint.tasks)
-    require_metadata_fits(topology)
+    _require_times_fit(topology, config)
     subs, layouts = cut(topology), blueprint.layouts
-    if len(layouts.encode()) > bytes_for_layouts(topology):
+    lowest = config.stream_time == LOWEST
+    if len(layouts.encode()) > bytes_for_layouts(topology, lowest=lowest):
         log.warning(_TOO_LONG, len(blueprint.store_specs()))
         layouts = ""
     return replace(
@@ -307,7 +316,7 @@ class ClusterTopics:
         }
         tasks = fixed_tasks(subs, made, config.application_id)
         topology = with_shares(topology, counts, tasks)
-        require_metadata_fits(topology)
+        _require_times_fit(topology, config)
         subs = cut(topology)
         # 6. The stores' layouts are those of this program, and so are records that wait.
         layouts = self._compared_layouts(subs, partitions)
@@ -448,7 +457,8 @@ class ClusterTopics:
             spans = self.spans(read)
             unread = {tp: end - max(start, read[tp]) for tp, (start, end) in spans.items()}
             require_read(name, changed, unread)
-        text = kept_text(kept, subs, found, bytes_for_layouts(graph))
+        lowest = self._config.stream_time == LOWEST
+        text = kept_text(kept, subs, found, bytes_for_layouts(graph, lowest=lowest))
         if kept and not text:
             log.warning(_TOO_LONG, len(kept))
         return text

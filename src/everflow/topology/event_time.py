@@ -11,7 +11,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from everflow.topology.graph import Graph, Node, SinkNode, SourceNode, StatefulNode
+from everflow.errors import TopologyError
+from everflow.topology.graph import (
+    FunctionNode,
+    Graph,
+    Node,
+    SinkNode,
+    SourceNode,
+    StatefulNode,
+    WriteNode,
+)
 from everflow.topology.subtopologies import SubTopology, cut
 
 HIGHEST = "highest"
@@ -29,6 +38,42 @@ OUT = "/out"
 """Behind the name of a sink to a repartition topic: up to which time it has written (ms)."""
 SILENT = "/silent"
 """Behind the name of such a sink: 1 while all that reaches it is silent."""
+
+
+def names_of(node: Node) -> list[str]:
+    """The names under which times of a source or a sink are kept."""
+    if isinstance(node, SourceNode):
+        behind = (IN, READ, DONE) if node.kind == "repartition" else (IN,)
+        return [one + what for one in node.names_of_topics().values() for what in behind]
+    if isinstance(node, SinkNode) and node.kind == "repartition":
+        return [node.name + OUT, node.name + SILENT]
+    return []
+
+
+def require_lowest_fits(graph: Graph) -> None:
+    """TopologyError for what goes by offsets where records are taken in order of time, with the
+    cure."""
+    for sub in cut(graph).subtopologies:
+        held = keeps_state(sub) and bool(sub.repartition_sources)
+        for node in sub.nodes:
+            if held and isinstance(node, WriteNode):
+                what = f"{node.name} knows its rows by the offsets of records"
+            elif held and isinstance(node, FunctionNode) and node.calls is not None:
+                what = f"the calls of {node.name} end by the offsets of records"
+            elif isinstance(node, StatefulNode) and node.operator.in_pieces:
+                raise TopologyError(
+                    f"stream.time=lowest is not there for a source outside Kafka: {node.name}. "
+                    f"Use stream.time=highest",
+                    where=node.where,
+                )
+            else:
+                continue
+            raise TopologyError(
+                f"{what}, and with stream.time=lowest the records of its sub-topology are taken in "
+                f"order of time. Write .repartition(name=...) in front of it, or use "
+                f"stream.time=highest",
+                where=node.where,
+            )
 
 
 class Writer(NamedTuple):

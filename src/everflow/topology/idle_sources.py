@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from everflow.errors import TopologyError
+from everflow.topology.event_time import names_of
 from everflow.topology.graph import Graph, Node, SinkNode, SourceNode, StatefulNode
 from everflow.topology.stream_times import node_of, timed_by, times_now
 from everflow.topology.subtopologies import SubTopology, cut
@@ -88,10 +89,10 @@ _TIME_BYTES = len(',"":1700000000000')
 _Idle = Mapping[str, Mapping[str, IdleSource]]
 
 
-def bytes_for_layouts(graph: Graph) -> int:
-    """The bytes that every task of the program leaves."""
+def bytes_for_layouts(graph: Graph, *, lowest: bool = False) -> int:
+    """The bytes that every task of the program leaves; ``lowest``: with ``stream.time=lowest``."""
     idle = idle_sources(graph, "")
-    taken = max((_times_bytes(sub, idle) for sub in cut(graph).subtopologies), default=0)
+    taken = max((_times_bytes(sub, idle, lowest) for sub in cut(graph).subtopologies), default=0)
     return max(0, MOST_BYTES - OTHERS_BYTES - taken)
 
 
@@ -115,9 +116,11 @@ class ProgramTimes:
         return fitting(times, own, self.room)
 
 
-def program_times(graph: Graph, places: Mapping[str, int], layouts: str) -> ProgramTimes:
-    """``places``: as there; ``layouts``: the text beside offsets."""
-    room = bytes_for_layouts(graph) - len(layouts.encode())
+def program_times(
+    graph: Graph, places: Mapping[str, int], layouts: str, *, lowest: bool = False
+) -> ProgramTimes:
+    """``places``: as there; ``layouts``: the text beside offsets; ``lowest``: as above."""
+    room = bytes_for_layouts(graph, lowest=lowest) - len(layouts.encode())
     return ProgramTimes(timed_by(graph), places, room)
 
 
@@ -134,11 +137,12 @@ def fitting(times: Mapping[str, int], own: Collection[str], room: int) -> dict[s
     return found
 
 
-def require_metadata_fits(graph: Graph) -> None:
-    """TopologyError where the stream times of a task do not fit, with the cure."""
+def require_metadata_fits(graph: Graph, *, lowest: bool = False) -> None:
+    """TopologyError where the stream times of a task do not fit, with the cure; ``lowest``: as
+    above."""
     idle = idle_sources(graph, "")
     for sub in cut(graph).subtopologies:
-        taken = _times_bytes(sub, idle)
+        taken = _times_bytes(sub, idle, lowest)
         if taken + OTHERS_BYTES <= MOST_BYTES:
             continue
         stateful = [node for node in sub.nodes if isinstance(node, StatefulNode)]
@@ -147,12 +151,14 @@ def require_metadata_fits(graph: Graph) -> None:
             f"times are kept beside its committed offsets, take {taken:,} bytes there, and brokers "
             f"take {MOST_BYTES:,}. Cut the sub-topology in two: send a stream before some of them "
             f"through repartition(name=...); or give the operators short names, name='n1'",
-            where=stateful[-1].where,
+            where=(*sub.nodes[:1], *stateful)[-1].where,
         )
 
 
-def _times_bytes(sub: SubTopology, idle: _Idle) -> int:
-    names = (name for node in sub.nodes for name in _timed(node, idle))
+def _times_bytes(sub: SubTopology, idle: _Idle, lowest: bool) -> int:
+    names = {name for node in sub.nodes for name in _timed(node, idle)}
+    if lowest:
+        names.update(name for node in sub.nodes for name in names_of(node))
     return sum(len(name.encode()) + _TIME_BYTES for name in names)
 
 

@@ -24,6 +24,7 @@ from everflow.serdes.base import ResultDecoder, decode_one, value_reader
 from everflow.serdes.registered import Registered, in_front
 from everflow.state.store import StoreSpec
 from everflow.topology.arrival import Ways, in_order_of_arrival, together, ways_in_turn, ways_to
+from everflow.topology.event_time import Reach, Teller, fed_back, keeps_state, lags
 from everflow.topology.graph import (
     ColumnExpr,
     EdgeType,
@@ -49,7 +50,6 @@ from everflow.topology.graph import (
     WriteNode,
     input_name,
 )
-from everflow.topology.event_time import Reach, Teller, fed_back, keeps_state, lags
 from everflow.topology.idle_sources import IdleSource, idle_sources, sources_of
 from everflow.topology.partitioners import key_partitioners, keyed_sources, usual
 from everflow.topology.sources import Source

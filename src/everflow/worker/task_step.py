@@ -67,8 +67,8 @@ from everflow.topology.plan import (
 )
 from everflow.topology.sources import Source
 from everflow.user_program import one_line, shown
-from everflow.worker.certain_times import CertainTimes, certain_times
 from everflow.worker.calls import AT_LEISURE, MakesCalls, Named, Place, SideBySide
+from everflow.worker.certain_times import CertainTimes, certain_times
 from everflow.worker.failures import (
     CallsEnded,
     FailedRows,
