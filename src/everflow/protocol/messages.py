@@ -111,7 +111,7 @@ class GateAnswer(NamedTuple):
 class InputTime(NamedTuple):
     """What is certain of an input (note 076). Of a repartition topic's partition: its records from
     the offset ``end`` on are not earlier than ``ms`` (-1: not known), save those that are late in
-    their source's own order. ``silent``: it is not waited for; then ``ms`` says what it told last."""
+    their source's own order. ``silent``: it is not waited for; ``ms`` is then what it told last."""
 
     ms: int = -1
     end: int = -1
