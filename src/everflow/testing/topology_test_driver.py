@@ -53,6 +53,7 @@ from everflow.serdes import Serde
 from everflow.sinks.function import BatchFunction
 from everflow.snapshots.query_errors import StoreKindError, StoreNotFoundError
 from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.testing.event_times import DriverEventTimes
 from everflow.testing.store_views import (
     DriverStores,
     Home,
@@ -63,6 +64,13 @@ from everflow.testing.store_views import (
 )
 from everflow.testing.topics import InputTopic, OutputTopic, Places, RawRecord
 from everflow.topology.batches import BatchInput
+from everflow.topology.event_time import (
+    HIGHEST,
+    LOWEST,
+    require_lowest_fits,
+    required_rule,
+    writers,
+)
 from everflow.topology.graph import FunctionExpr, SinkNode, StatefulNode, TimestampExtractor
 from everflow.topology.partitioners import (
     key_partitioner,
@@ -116,6 +124,10 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             repartition topics get theirs as on a broker. TopologyError, as at the start of an
             instance, if topics that must have equal numbers do not. With 1 all topics have one
             partition, those of ``repartition(partitions=...)``, too.
+        stream_time: as the setting ``stream.time``. With "lowest" a source partition without new
+            records is waited for until `advance_wall_clock_time` has gone ``stream_time_idle_ms``
+            on, as in an instance.
+        stream_time_idle_ms: as the setting ``stream.time.idle.ms``.
     """
 
     __test__ = False
@@ -133,6 +145,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         topics: Collection[str] = (),
         partitions: int | Mapping[str, int] = 1,
         sinks: Mapping[str, Callable[..., object]] | None = None,
+        stream_time: str = HIGHEST,
+        stream_time_idle_ms: int = 30_000,
     ) -> None:
         where = user_line()
         checked_topology(topology, "TopologyTestDriver")
@@ -173,8 +187,20 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             self._outputs.add,
         )
         self._silence = DriverSilence(self._plan, self._stream_times, self._topics.inputs)
+        self._event_times: DriverEventTimes | None = None
+        if required_rule(stream_time) == LOWEST:
+            require_lowest_fits(topology)
+            self._event_times = DriverEventTimes(
+                writers=writers(topology, application_id),
+                tasks=self._topics.tasks,
+                stream_times=self._stream_times,
+                idle_ms=stream_time_idle_ms,
+                began_ms=initial_wall_clock_ms,
+            )
         self._inputs: list[InputTopic] = []
         self._misplaced = set[str]()
+        self._moved = False
+        """Whether the last batch has moved anything that others wait for."""
         self._result, self._written = StepResult(), list[RawRecord]()
         self._decoder = LogDecoder.of(self._plan, handlers, self._topics.counts)
         with waiting("preparing the Columns of this topology in Spark"):
@@ -221,6 +247,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._stores.empty()
         self._stream_times.clear()
         self._silence.forget()
+        if self._event_times is not None:
+            self._event_times.forget()
         self._offsets.update(dict.fromkeys(self._offsets, 0))
         self._tables.rewind()
         self._outputs.clear()
@@ -315,7 +343,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         time does not change, except for idle sources with ``idle_advance``."""
         self._wall_clock_ms += exact_ms(by) if isinstance(by, timedelta) else by
         self._tables.load(self._wall_clock_ms)
-        if self._plan.wall_clocks:
+        if self._plan.wall_clocks or self._event_times is not None:
             self._pipe([])
         for subtopology in self._silence.subtopologies:
             idle_times = self._silence.due(subtopology, self._wall_clock_ms)
@@ -371,7 +399,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             read = {TopicPartition(one.topic, one.partition) for one in taken}
             self._silence.read(read, idle_times, self._wall_clock_ms)
             idle_times = {}
-            if looped:
+            if looped or self._moved:
                 pending.append(looped)
 
     def _micro_batch(
@@ -380,16 +408,27 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         idle_times: IdleTimes,
     ) -> tuple[list[RawRecord], list[RawRecord]]:
         """What goes into repartition topics, and the records that the batch has not done."""
-        rows, ends = [], dict(self._offsets)
+        lowest = self._event_times
+        rows = [] if lowest is None else lowest.rows()
+        ends = dict(self._offsets) if lowest is None else lowest.ends(self._offsets)
         for record in records:
             tp = TopicPartition(record.topic, record.partition)
             offset = ends[tp]
             rows.append((record, offset))
             ends[tp] = offset + 1
-        result = self._step_result(self._new_request(ends, idle_times), rows)
+        request = self._new_request(ends, idle_times)
+        if lowest is not None:
+            read = {TopicPartition(record.topic, record.partition) for record in records}
+            times_of = lowest.of(ends, read, self._wall_clock_ms)
+            request = replace(request, times=times_of)
+        result = self._step_result(request, rows)
+        before = self._offsets
         self._offsets = {tp: result.consumed.get(tp, end) for tp, end in ends.items()}
+        self._moved = lowest is not None and (bool(records) or before != self._offsets)
         for task, times in result.stream_times.items():
-            self._stream_times.setdefault(task, {}).update(times)
+            known = self._stream_times.setdefault(task, {})
+            self._moved |= lowest is not None and {**known, **times} != known
+            known.update(times)
         for task, listed in result.changes.items():
             for changes in listed:
                 self._stores.part(changes.store, task.partition).apply(changes)
@@ -410,10 +449,13 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         tables.add(result.printed)
         tables.flush()
         self._outputs.add(self._written)
+        if lowest is not None:
+            lowest.keep(rows, self._offsets)
         left = [
             record
             for record, offset in rows
-            if offset >= self._offsets[TopicPartition(record.topic, record.partition)]
+            if lowest is None
+            and offset >= self._offsets[TopicPartition(record.topic, record.partition)]
         ]
         return [record for record in self._written if record.topic in self._looped], left
 

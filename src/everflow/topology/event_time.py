@@ -26,6 +26,7 @@ from everflow.topology.subtopologies import SubTopology, cut
 HIGHEST = "highest"
 LOWEST = "lowest"
 """The rules of ``stream.time``."""
+RULES = (HIGHEST, LOWEST)
 UNKNOWN = -1
 """No time is known yet."""
 IN = "/idle"
@@ -38,6 +39,13 @@ OUT = "/out"
 """Behind the name of a sink to a repartition topic: up to which time it has written (ms)."""
 SILENT = "/silent"
 """Behind the name of such a sink: 1 while all that reaches it is silent."""
+
+
+def required_rule(stream_time: str) -> str:
+    """ValueError for what is no rule."""
+    if stream_time not in RULES:
+        raise ValueError(f"stream_time is one of {', '.join(RULES)}, found {stream_time!r}")
+    return stream_time
 
 
 def names_of(node: Node) -> list[str]:
