@@ -1,0 +1,95 @@
+"""Which records are taken with ``stream.time=lowest``, and what is kept of it (note 076)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from everflow import serdes
+from everflow.protocol.messages import InputTime, TaskContext
+from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.topology.batches import BatchInput
+from everflow.worker.certain_times import CertainTimes, certain_times
+from unit.builders import batch_request, source
+
+LOG = TopicPartition("between", 0)
+TASK = TaskId(0, 0)
+HELD = replace(
+    source("between", key=serdes.string(), value=serdes.long()),
+    kind="repartition",
+    timed="rows",
+    held=True,
+)
+
+
+def taken(
+    times: Sequence[int],
+    known: InputTime | None,
+    kept: Mapping[str, int] | None = None,
+    start: int = 0,
+    most_bytes: int = 1_000,
+) -> CertainTimes:
+    """Of one input: its records from ``start`` on."""
+    count = len(times)
+    batch = BatchInput(
+        batches={},
+        rows={},
+        source=np.zeros(count, np.int32),
+        partition=np.zeros(count, np.int32),
+        offset=np.arange(start, start + count, dtype=np.int64),
+        timestamp=np.array(times, np.int64),
+        bytes=100,
+    )
+    request = batch_request(
+        {LOG: OffsetRange(start, start + count)},
+        tasks=[TaskContext(TASK, "", "", kept or {})],
+        log_ends={LOG: start + count + (most_bytes < 1_000)},
+        most_bytes=most_bytes,
+        times=None if known is None else {LOG: known},
+    )
+    found = certain_times(batch, (HELD,), request)
+    assert found is not None
+    return found
+
+
+def test_records_are_taken_in_order_of_time_as_far_as_it_is_certain() -> None:
+    found = taken([100, 50, 120, 60, 110], InputTime(ms=110, end=5))
+    assert found.kept.tolist() == [True, True, False, True, True]
+    assert found.rank.tolist() == [2, 0, 4, 1, 3]
+    assert found.consumed == {LOG: 2}
+    assert found.names[TASK] == {"rows/idle": 110, "rows/read": 5, "rows/done": 110}
+
+
+def test_what_is_done_is_not_taken_again() -> None:
+    kept = {"rows/idle": 110, "rows/read": 5, "rows/done": 110}
+    found = taken([120, 60, 110, 90, 130], InputTime(ms=125, end=7), kept, start=2)
+    assert found.kept.tolist() == [True, False, False, True, False]
+    assert found.rank.tolist()[3] < found.rank.tolist()[0], "what is late comes at once"
+    assert found.consumed == {LOG: 6}
+
+
+def test_a_time_counts_from_the_end_of_the_log_on_for_which_it_was_told() -> None:
+    found = taken([100, 50], InputTime(ms=110, end=3), {"rows/idle": 70})
+    assert found.kept.tolist() == [False, True]
+    assert found.names[TASK]["rows/idle"] == 70
+
+
+def test_nothing_is_taken_while_no_time_is_known_and_all_of_what_is_silent() -> None:
+    assert not taken([100, 50], InputTime()).kept.any()
+    found = taken([100, 50], InputTime(ms=80, end=2, silent=True))
+    assert found.kept.all()
+    assert found.consumed == {LOG: 2}
+
+
+def test_what_fills_a_batch_is_taken_all_the_same() -> None:
+    found = taken([100, 50], InputTime(), most_bytes=100)
+    assert found.kept.all()
+    assert found.full == [LOG]
+    assert len(found.remarks()) == 1
+
+
+def test_with_the_highest_time_what_was_held_back_is_taken_once() -> None:
+    kept = {"rows/idle": 110, "rows/read": 5, "rows/done": 110}
+    found = taken([120, 60, 110, 90], None, kept, start=2)
+    assert found.kept.tolist() == [True, False, False, True]
+    assert found.consumed == {LOG: 6}
