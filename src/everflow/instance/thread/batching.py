@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from everflow.config import BatchLimits
 from everflow.logs import some
-from everflow.protocol.messages import BadRecord, BatchFailure
+from everflow.protocol.messages import BadRecord, BatchFailure, InputTime
 from everflow.records import OffsetRange, Ranges, TaskId, TopicPartition
 
 FIRST_RECORDS = 100_000
@@ -188,15 +188,44 @@ class PlannedBatch:
     """Inputs at whose end the merge stops (`planning.ReadableInputs`)."""
     spare: int = 0
     """So many more records may be read of logs that are read to their end."""
+    begins: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Where the new records of a range begin that has held back ones in front (note 076)."""
+    due: frozenset[TaskId] = frozenset()
+    """Tasks that are served because times rise, maybe without new records."""
+    times: Mapping[TopicPartition, InputTime] | None = None
+    until_ms: int | None = None
+    most_ms: int | None = None
+    """As in `BatchRequest`."""
+
+    @property
+    def new(self) -> dict[TopicPartition, OffsetRange]:
+        """Its ranges, without what was held back."""
+        if not self.begins:
+            return self.ranges
+        return {
+            tp: OffsetRange(min(r.end, max(r.start, self.begins.get(tp, r.start))), r.end)
+            for tp, r in self.ranges.items()
+        }
+
+    def fewer(self, records: int) -> PlannedBatch:
+        """With so many of its new records; what was held back stays."""
+        fewer = plan_ranges(self.new, records)
+        ranges = {tp: OffsetRange(self.ranges[tp].start, r.end) for tp, r in fewer.items()}
+        return replace(self, ranges=ranges)
+
+    def served(self, inputs: Collection[TopicPartition], task: TaskId) -> bool:
+        """Whether a task has something to do in it, by its records or by times."""
+        new = self.new
+        return task in self.due or any(tp in new and new[tp].end > new[tp].start for tp in inputs)
 
     @property
     def records(self) -> int:
-        return sum(r.end - r.start for r in self.ranges.values())
+        return sum(r.end - r.start for r in self.new.values())
 
     @property
     def smallest(self) -> bool:
         """True if it cannot have fewer records: a merge needs one of each input."""
-        return all(r.end - r.start <= 1 for r in self.ranges.values())
+        return all(r.end - r.start <= 1 for r in self.new.values())
 
     def only_record(self) -> BadRecord | None:
         found = [(tp, r.start) for tp, r in self.ranges.items() if r.end > r.start]
@@ -223,10 +252,11 @@ class PlannedBatch:
     def until(self, record: tuple[str, int, int]) -> PlannedBatch | None:
         """Without a record (topic, partition, offset) and those behind it; None: it is first."""
         tp, offset = TopicPartition(*record[:2]), record[2]
-        begin = self.ranges[tp].start if tp in self.ranges else offset
+        begin = self.new[tp].start if tp in self.ranges else offset
         if begin >= offset:
             return None
-        return replace(self, ranges={**self.ranges, tp: OffsetRange(begin, offset)})
+        start = self.ranges[tp].start
+        return replace(self, ranges={**self.ranges, tp: OffsetRange(start, offset)})
 
     def named(self) -> str:
         ranges = sorted(self.ranges.items()) if self.smallest else []

@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 from everflow import metrics as names
 from everflow.clock import Clock
-from everflow.instance.tasks.task import ActiveTask
+from everflow.instance.tasks.task import ActiveTask, positions_of
 from everflow.instance.thread.batching import PlannedBatch, is_empty, plan_ranges, without
+from everflow.instance.thread.progress import BatchTimes
 from everflow.instance.thread.retry_policy import RetryPolicy, Tasks
 from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.metrics import Metrics
-from everflow.protocol.messages import LEFT, BatchResult
+from everflow.protocol.messages import LEFT, BatchResult, InputTime
 from everflow.records import OffsetRange, Offsets, Ranges, TaskId, TopicPartition
 from everflow.topology.graph import input_name
 from everflow.topology.idle_sources import IdleSource
@@ -38,8 +39,12 @@ class BatchPlanner:
     paused: Callable[[], bool]
     metrics: Metrics
     clock: Clock
-    _stuck_at: Offsets | None = None
-    """Log ends at which a batch read nothing: until they change, the next one would not either."""
+    timed: BatchTimes | None = None
+    """None: ``stream.time=highest``."""
+    _stuck_at: _Seen | None = None
+    """Log ends at which a batch read nothing, and what it was told of times: until they change, the
+    next one would not either."""
+    _times_ms: float = math.inf
     _planned_ms: float = 0.0
     _written_ms: dict[int, float] = field(default_factory=dict)
     """When records of those with an interval were committed last (monotonic)."""
@@ -49,10 +54,13 @@ class BatchPlanner:
     def left_ms(self) -> float:
         """Time until the first task has waited long enough, or the first source counts as idle."""
         due_ms = self._due_ms - self.clock.monotonic_ms()
-        return max(0.0, min(self.idling.left_ms, self.idle_sources.left_ms, due_ms))
+        waits = self.idling.left_ms, self.idle_sources.left_ms, due_ms, self._times_ms
+        return max(0.0, min(waits))
 
     def forget(self) -> None:
         self._stuck_at = None
+        if self.timed is not None:
+            self.timed.forget()
 
     def plan(self, tasks: Tasks, *, keep_alive: bool) -> PlannedBatch | None:
         """The next batch; None where there is nothing to do. ``keep_alive``: an empty batch is due,
@@ -70,12 +78,15 @@ class BatchPlanner:
         if asks and self.ends.refresh(FRESH_ENDS_MS):
             available = self._available(tasks)
         log_ends = {tp: r.end for tp, r in available.items()}
+        if self.timed is not None:
+            return self._timed(self.timed, tasks, available, most, keep_alive=keep_alive)
         now_ms = self.clock.monotonic_ms()
         merged = [task.inputs for _, task in sorted(tasks.items()) if len(task.inputs) > 1]
         readable = self.idling.readable(merged, available, now_ms)
         ranges = plan_ranges(self.retries.stalled.chosen(tasks, readable.ranges, now_ms), most)
         idle = self._idle_times(tasks, available)
-        if is_empty(ranges) or self._stuck_at == log_ends or self.paused():
+        stuck = self._stuck_at == _Seen(log_ends)
+        if is_empty(ranges) or stuck or self.paused():
             if not keep_alive and not idle:
                 return None
             ranges = nothing_of(tasks.values())
@@ -90,25 +101,80 @@ class BatchPlanner:
         planned.spare = max(0, most - planned.records)
         return planned
 
+    def _timed(
+        self, timed: BatchTimes, tasks: Tasks, available: Ranges, most: int, *, keep_alive: bool
+    ) -> PlannedBatch | None:
+        """By the least times that are certain (note 076). ``available``: new records."""
+        ends, now_ms, wall_ms = self.ends.ends(), self.clock.monotonic_ms(), self.clock.now_ms()
+        log_ends = {tp: r.end for tp, r in available.items()}
+        idle = self._idle_times(tasks, available)
+        waited, after_ms = timed.shared.program.waited, timed.shared.idle_ms
+        silence = self.idle_sources.silence
+        known = self.ends.failing_ms() <= 0 and not self.paused()
+        quiet = silence.silent(after_ms, now_ms) if known else ()
+        silent = {tp for tp in quiet if tp in waited}
+        until_ms, readable = timed.within(tasks, available, ends)
+        ranges = plan_ranges(self.retries.stalled.chosen(tasks, readable, now_ms), most)
+        resting = self._resting(tasks)
+        going = {name: one for name, one in tasks.items() if name not in resting}
+        found = timed.of(going, ranges, silent, now_ms)
+        self._times_ms = now_ms + min(found.wait_ms, silence.left_ms(after_ms, now_ms))
+        stuck = self._stuck_at == _Seen(log_ends, found.times, until_ms)
+        if is_empty(ranges) or stuck or self.paused():
+            due = frozenset[TaskId]() if self.paused() else found.due
+            if not keep_alive and not idle and not due:
+                return None
+            ranges, found = {}, found._replace(due=due)
+        served = [
+            task
+            for name, task in going.items()
+            if name in found.due
+            or name in idle
+            or name.subtopology in self.clocked
+            or not ranges.keys().isdisjoint(task.inputs)
+        ]
+        begins, positions = timed.begins(served), positions_of(served)
+        ranges = {**nothing_of(tasks.values()), **ranges}
+        for tp, at in begins.items():
+            ranges[tp] = OffsetRange(positions[tp], max(at, ranges[tp].end))
+        ahead_ms = timed.shared.ahead_ms
+        planned = PlannedBatch(
+            ranges=ranges,
+            log_ends=log_ends,
+            wall_clock_ms=wall_ms,
+            idle=idle,
+            begins=begins,
+            due=found.due,
+            times=found.times,
+            until_ms=until_ms,
+            most_ms=wall_ms + ahead_ms if ahead_ms else None,
+        )
+        planned.spare = max(0, most - planned.records)
+        return planned
+
     def committed(
         self, planned: PlannedBatch, result: BatchResult, read: int, tasks: Tasks
     ) -> None:
+        if self.timed is not None:
+            self.timed.committed(planned, result, tasks, self.clock.monotonic_ms())
         self.idle_sources.advanced(tasks.values(), planned.idle, self._planned_ms)
         if self.every_ms and not result.counts.get(LEFT):  # what is left is not for the next time
-            read_of = {tp for tp, one in planned.ranges.items() if one.end > one.start}
+            read_of = {tp for tp, one in planned.new.items() if one.end > one.start}
             mine = {one.id.subtopology for one in tasks.values() if read_of & {*one.inputs}}
             now_ms = self.clock.monotonic_ms()
             self._written_ms |= dict.fromkeys(mine & self.every_ms.keys(), now_ms)
         # An input that ran dry may hold the others back (D3): wait for it to grow.
-        if not is_empty(planned.ranges):
+        if not is_empty(planned.new):
             # One whose records wait for answers does not: the next batch waits for these.
             waits = read == 0 and not result.silent and not result.counts.get(LEFT)
-            self._stuck_at = planned.log_ends if waits else None
+            seen = _Seen(planned.log_ends, planned.times, planned.until_ms)
+            self._stuck_at = seen if waits else None
 
     def _idle_times(self, tasks: Tasks, available: Ranges) -> IdleTimes:
         """The times of idle sources after the next batch; none while ends of logs are unknown."""
         now_ms = self.clock.monotonic_ms()
-        if not self.idle_sources.sources or self.paused() or self.ends.failing_ms() > 0:
+        needed = self.idle_sources.sources or self.timed is not None
+        if not needed or self.paused() or self.ends.failing_ms() > 0:
             return {}
         resting = self._resting(tasks)
         known = self.retries.stalled.with_known_ends(tasks, resting, self.ends)
@@ -116,7 +182,13 @@ class BatchPlanner:
         return self.idle_sources.due(known, available, now_ms)
 
     def _available(self, tasks: Tasks) -> dict[TopicPartition, OffsetRange]:
-        return unread(tasks.values(), self.ends.ends(), self._resting(tasks))
+        return self._unread(tasks.values(), self._resting(tasks))
+
+    def _unread(
+        self, tasks: Iterable[ActiveTask], resting: Collection[TaskId]
+    ) -> dict[TopicPartition, OffsetRange]:
+        positions = None if self.timed is None else self.timed.positions
+        return unread(tasks, self.ends.ends(), resting, positions)
 
     def _resting(self, tasks: Tasks) -> frozenset[TaskId]:
         """Tasks of which nothing is read now. One whose rows are written at intervals rests until
@@ -126,7 +198,7 @@ class BatchPlanner:
         for subtopology, every_ms in self.every_ms.items():
             due_ms = self._written_ms.get(subtopology, -math.inf) + every_ms
             mine = [one for name, one in tasks.items() if name.subtopology == subtopology]
-            found = unread(mine, self.ends.ends(), resting) if now_ms < due_ms else {}
+            found = self._unread(mine, resting) if now_ms < due_ms else {}
             count = sum(one.end - one.start for one in found.values())
             if found and count < self.retries.size.records(self.retries.bounds):
                 resting |= {one.id for one in mine}
@@ -134,17 +206,30 @@ class BatchPlanner:
         return resting
 
 
+class _Seen(NamedTuple):
+    """What a plan was made of."""
+
+    log_ends: Offsets
+    times: Mapping[TopicPartition, InputTime] | None = None
+    until_ms: int | None = None
+
+
 def unread(
-    tasks: Iterable[ActiveTask], ends: Offsets, resting: Collection[TaskId]
+    tasks: Iterable[ActiveTask],
+    ends: Offsets,
+    resting: Collection[TaskId],
+    positions: Callable[[ActiveTask], Offsets] | None = None,
 ) -> dict[TopicPartition, OffsetRange]:
-    """The unprocessed offsets of ``tasks``: all inputs of each that has some and does not rest."""
+    """The unprocessed offsets of ``tasks``: all inputs of each that has some and does not rest.
+    ``positions``: where they begin; None: at the tasks' positions."""
     found: dict[TopicPartition, OffsetRange] = {}
     for task in tasks:
-        for tp, position in task.positions.items():
+        starts = task.positions if positions is None else positions(task)
+        for tp, position in starts.items():
             if ends.get(tp, task.ends.get(tp, -1)) > position and task.id not in resting:
                 found |= {
                     tp: OffsetRange(start, max(start, ends.get(tp, task.ends.get(tp, -1))))
-                    for tp, start in task.positions.items()
+                    for tp, start in starts.items()
                 }
                 break
     return found
@@ -217,14 +302,46 @@ AGAIN_MS = 1_000.0
 
 
 @dataclass
+class Silence:
+    """Measures since when inputs have had nothing to read; monotonic ms."""
+
+    _since: dict[TopicPartition, float] = field(default_factory=dict)
+
+    def measure(self, tasks: Iterable[ActiveTask], available: Ranges, now_ms: float) -> None:
+        """As `IdleSources.due`."""
+        known = self._since
+        self._since = {
+            tp: known.get(tp, now_ms)
+            for task in tasks
+            for tp in task.inputs
+            if (waiting := available.get(tp)) is None or waiting.end <= waiting.start
+        }
+
+    def since(self, tp: TopicPartition) -> float | None:
+        """None: it has something to read, or it is not known."""
+        return self._since.get(tp)
+
+    def silent(self, after_ms: float, now_ms: float) -> list[TopicPartition]:
+        return [tp for tp, since in self._since.items() if now_ms - since >= after_ms]
+
+    def left_ms(self, after_ms: float, now_ms: float) -> float:
+        """Until the next one has been silent for so long."""
+        left = (since + after_ms - now_ms for since in self._since.values())
+        return min((ms for ms in left if ms > 0), default=math.inf)
+
+
+@dataclass
 class IdleSources:
-    """Measures how long ``sources`` (of sub-topologies, by input) have been idle; monotonic ms.
+    """Says to which times ``sources`` (of sub-topologies, by input) are moved that are idle;
+    monotonic ms.
     ``consumed(topics)``: the application has consumed all their records; asks the brokers."""
 
     sources: Mapping[int, Mapping[str, IdleSource]]
     consumed: Callable[[Collection[str]], bool]
     left_ms: float = math.inf
-    _since: dict[TopicPartition, float] = field(default_factory=dict)
+    silence: Silence = field(default_factory=Silence)
+    _moved: dict[TopicPartition, float] = field(default_factory=dict)
+    """When a time was moved last."""
     _asked: dict[frozenset[str], tuple[float, bool]] = field(default_factory=dict)
 
     def due(
@@ -237,14 +354,14 @@ class IdleSources:
         idle if it has nothing in ``available``, and has a time once it had a record."""
         found: dict[TaskId, dict[str, int]] = {}
         self.left_ms = math.inf
-        known = self._since
-        self._since = {}
-        for task in tasks:
+        known = list(tasks)
+        self.silence.measure(known, available, now_ms)
+        for task in known if self.sources else ():
             for tp, source in self._of(task):
-                waiting = available.get(tp)
-                if waiting is not None and waiting.end > waiting.start:
+                since = self.silence.since(tp)
+                if since is None:
                     continue
-                since = self._since[tp] = known.get(tp, now_ms)
+                since = max(since, self._moved.get(tp, since))
                 time = task.stream_times.get(source.kept, -1)
                 silent_ms = now_ms - since
                 if time < 0:
@@ -265,8 +382,8 @@ class IdleSources:
             names = times.get(task.id, {})
             for tp, source in self._of(task):
                 reached = task.stream_times.get(source.kept, -1) >= names.get(source.kept, math.inf)
-                if reached and tp in self._since:
-                    self._since[tp] = at_ms
+                if reached:
+                    self._moved[tp] = at_ms
 
     def _of(self, task: ActiveTask) -> Iterator[tuple[TopicPartition, IdleSource]]:
         sources = self.sources.get(task.id.subtopology, {})

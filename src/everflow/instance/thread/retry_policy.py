@@ -38,7 +38,7 @@ from everflow.instance.tasks.task import (
     concerning,
     positions_of,
 )
-from everflow.instance.thread.batching import BatchSize, PlannedBatch, plan_ranges, without
+from everflow.instance.thread.batching import BatchSize, PlannedBatch, without
 from everflow.instance.thread.failure_text import ending, in_full, short
 from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.logs import some
@@ -615,8 +615,7 @@ class RetryPolicy:
             # A part that does not fail is committed: the next part's turn.
             self._part += 1
             return parts[self._part % len(parts)]
-        ranges = plan_ranges(planned.ranges, self.size.records(self.bounds))
-        return replace(planned, ranges=ranges)
+        return planned.fewer(self.size.records(self.bounds))
 
     def _fewer(self, failure: BatchFailure, planned: PlannedBatch) -> int | None:
         repeated = planned.attempt > 1 or self.search is not None

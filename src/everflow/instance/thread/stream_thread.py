@@ -9,7 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from everflow.clock import Clock, Running, Spawn, on_thread
 from everflow.config import EXACTLY_ONCE_V2, BatchLimits
@@ -27,6 +27,7 @@ from everflow.instance.thread.batch_counts import BatchCounts
 from everflow.instance.thread.batching import PlannedBatch, wake_rest_ms
 from everflow.instance.thread.failure_text import ending, short
 from everflow.instance.thread.planning import BatchPlanner, IdleSources, TaskIdling
+from everflow.instance.thread.progress import BatchTimes, EventTimes
 from everflow.instance.thread.retry_policy import (
     ABORT_PAUSE_MS,
     Lines,
@@ -106,7 +107,8 @@ class ThreadServices:
     sub-topologies of paused connectors. ``consumed(topics)``: the
     application has consumed all their records. ``global_tasks()``: where the global tables are
     now. ``uncaught``: `Uncaught.limits_for`. ``give_back(tasks, why)``: these cannot be recovered
-    here now. ``worker_memory()``: its worker's present share. ``topic_ids()``: as of the start.
+    here now. ``times``: the instance's; None: ``stream.time=highest``. ``worker_memory()``: its
+    worker's present share. ``topic_ids()``: as of the start.
     ``doubt_topics(topics)``: other topics of these names?"""
 
     open_job: OpenJob
@@ -128,7 +130,17 @@ class ThreadServices:
     worker_memory: Callable[[], WorkerMemory] = lambda: WorkerMemory(UNBOUNDED_BYTES)
     topic_ids: Callable[[], Mapping[str, str]] = dict
     doubt_topics: Callable[[Collection[str]], None] = lambda topics: None
+    times: EventTimes | None = None
     spawn: Spawn = on_thread
+
+
+_Value = TypeVar("_Value")
+
+
+def _of(
+    found: Mapping[TopicPartition, _Value] | None, inputs: Collection[TopicPartition]
+) -> dict[TopicPartition, _Value] | None:
+    return None if found is None else {tp: found[tp] for tp in inputs if tp in found}
 
 
 def _latest_ends(
@@ -206,7 +218,11 @@ class StreamThread:
             may_continue=self.settings.may_continue,
             stalled=StalledTasks(TaskTimeouts(self.settings.task_timeout_ms)),
         )
+        times = self.services.times
+        interval_ms = self.settings.limits.most_rest_ms
+        self._timed = None if times is None else BatchTimes(times, self.number, interval_ms)
         self._planner = BatchPlanner(
+            timed=self._timed,
             idling=TaskIdling(self.settings.max_task_idle_ms),
             idle_sources=IdleSources(self.settings.idle, self.services.consumed),
             clocked=self.settings.clocked,
@@ -473,6 +489,7 @@ class StreamThread:
         self._watch_ends(self.number, self.tasks.keys() - paused, self.wake)
         # Of these the ends are known for their lag: new records wake nobody.
         self._watch_ends(-1 - self.number, paused, threading.Event())
+        self._watch_times()
         if self.tasks:
             names = ", ".join(map(str, sorted(self.tasks)))
             besides = f" (paused: {', '.join(map(str, sorted(paused)))})" if paused else ""
@@ -484,6 +501,10 @@ class StreamThread:
             self.services.ends.watch(number, partitions, wake)
         else:
             self.services.ends.unwatch(number)
+
+    def _watch_times(self) -> None:
+        if self.services.times is not None:
+            self.services.times.watch(self.number, self.tasks.values(), self.wake)
 
     def _opened_job(self) -> Job:
         if self._job is None:
@@ -539,12 +560,13 @@ class StreamThread:
         """It has tasks with records to read, those that the wall clock calls, and idle sources."""
         settings, resting = self.settings, self._resting()
         calls = bool(planned.ranges) and not self.services.paused()
-        reads = {tp for tp, r in planned.ranges.items() if r.end > r.start}
+        reads = {tp for tp, r in planned.new.items() if r.end > r.start}
         served = [
             task
             for name, task in sorted(self.tasks.items())
             if not reads.isdisjoint(task.inputs)
             or name in planned.idle
+            or name in planned.due
             or (calls and name.subtopology in settings.clocked and name not in resting)
         ]
         inputs = sorted(tp for task in served for tp in task.inputs if tp in planned.ranges)
@@ -569,6 +591,9 @@ class StreamThread:
             most_bytes=self.retries.bounds.max_bytes,
             waits=planned.waits,
             idle=planned.idle,
+            times=_of(planned.times, inputs),
+            until_ms=planned.until_ms,
+            most_ms=planned.most_ms,
             earlier_failures=self.retries.skipped(planned),
             patient=len(self.tasks) == 1,
             topic_ids={topic: ids[topic] for topic, _ in inputs if topic in ids},
@@ -617,6 +642,7 @@ class StreamThread:
         for task in tasks:
             task.to(TaskState.RUNNING)
         self.recovering = None
+        self._watch_times()
         committed = before != positions_of(tasks)
         decision = self.retries.recovered(
             failure, self._planned, self.tasks, before, committed, self.clock.monotonic_ms()
@@ -671,7 +697,10 @@ class StreamThread:
         read, progressed = 0, []
         for task in _touched(self.tasks, result):
             in_a_record = bool(result.counts.get(LEFT)) and task.times_move(result)  # note 073
+            before = self._read_positions(task)
             moved = task.take(result, batch_id)
+            if before is not None:  # what is held back was read, though its offset is not committed
+                moved = max(moved, _sum_of(self._read_positions(task)) - _sum_of(before))
             read += moved
             if moved or in_a_record:
                 progressed.append(task.id)
@@ -690,6 +719,9 @@ class StreamThread:
         self.services.committed(positions_of(self.tasks[task] for task in progressed))
         self.services.progressed(progressed)
 
+    def _read_positions(self, task: ActiveTask) -> Offsets | None:
+        return None if self._timed is None else self._timed.positions(task)
+
     def _end_worker(self) -> None:
         self._close_job()
         self.services.kill_workers(self.services.gate.take_pids(self.number))
@@ -704,11 +736,17 @@ class StreamThread:
         self._counts.log_drops(math.inf)
         self.services.ends.unwatch(self.number)
         self.services.ends.unwatch(-1 - self.number)
+        if self.services.times is not None:
+            self.services.times.watch(self.number, (), self.wake)
         try:
             self._close_job()
         except Exception:  # Spark's session may have ended already
             log.debug("Stream thread %d: closing its job failed", self.number, exc_info=True)
         self._commands.refuse(known)
+
+
+def _sum_of(offsets: Offsets | None) -> int:
+    return sum((offsets or {}).values())
 
 
 def _touched(tasks: Mapping[TaskId, ActiveTask], result: BatchResult) -> list[ActiveTask]:

@@ -1,0 +1,557 @@
+"""What is known of event time in a group, and what the batches of an instance are told of it
+(``stream.time=lowest``, note 076). Pure but for a lock: `EventTimes` is shared by stream threads
+and by who asks the brokers (`everflow.instance.topics.group_times`).
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from everflow.instance.tasks.task import ActiveTask
+from everflow.instance.thread.batching import PlannedBatch
+from everflow.protocol.messages import BatchResult, InputTime, of_kafka_streams
+from everflow.records import OffsetRange, Offsets, Ranges, TaskId, TopicPartition
+from everflow.topology.event_time import (
+    IN,
+    OUT,
+    UNKNOWN,
+    Timeline,
+    Told,
+    Writer,
+    least,
+    read_to,
+    told,
+)
+from everflow.topology.sources import Source
+
+
+class TimedInput(NamedTuple):
+    """An input of a task: `Source.timed`, `Source.held`, and whether the application writes it."""
+
+    timed: str
+    held: bool
+    internal: bool
+
+
+@dataclass(frozen=True)
+class TimedProgram:
+    """The inputs of all tasks of a group, and who writes its repartition topics. ``writers``:
+    `everflow.topology.event_time.writers`."""
+
+    tasks: Mapping[TaskId, Mapping[TopicPartition, TimedInput]]
+    writers: Mapping[str, tuple[Writer, ...]]
+
+    @staticmethod
+    def of(
+        tasks: Mapping[TaskId, Collection[TopicPartition]],
+        sources: Iterable[Source],
+        writers: Mapping[str, tuple[Writer, ...]],
+    ) -> TimedProgram:
+        listed = list(sources)
+        found: dict[TaskId, dict[TopicPartition, TimedInput]] = {}
+        for task, inputs in tasks.items():
+            mine = [source for source in listed if source.subtopology == task.subtopology]
+            found[task] = {
+                tp: TimedInput(source.timed, source.held, source.topic in writers)
+                for tp in inputs
+                for source in mine
+                if source.reads(tp) and source.task(tp) == task
+            }
+        return TimedProgram(found, writers)
+
+    @cached_property
+    def of_subtopology(self) -> Mapping[int, tuple[TaskId, ...]]:
+        found: dict[int, tuple[TaskId, ...]] = {}
+        for task in sorted(self.tasks):
+            found[task.subtopology] = (*found.get(task.subtopology, ()), task)
+        return found
+
+    @cached_property
+    def feeding(self) -> frozenset[TaskId]:
+        """The tasks that write repartition topics."""
+        of = self.of_subtopology
+        found = {writer.subtopology for listed in self.writers.values() for writer in listed}
+        return frozenset(task for index in found for task in of.get(index, ()))
+
+    @cached_property
+    def waited(self) -> frozenset[TopicPartition]:
+        """Source partitions that something waits for: of tasks with other inputs, or in front of a
+        repartition topic."""
+        return frozenset(
+            tp
+            for task, inputs in self.tasks.items()
+            for tp, one in inputs.items()
+            if not one.internal and (len(inputs) > 1 or task in self.feeding)
+        )
+
+    def written(self, topic: str) -> Iterable[tuple[TaskId, str]]:
+        """The tasks that write a topic, with the name of the sink."""
+        for writer in self.writers.get(topic, ()):
+            for task in self.of_subtopology.get(writer.subtopology, ()):
+                yield task, writer.name
+
+
+class Committed(NamedTuple):
+    """What a task has committed: its offsets, and the stream times beside them."""
+
+    offsets: Offsets
+    times: Mapping[str, int]
+
+
+NOTHING = Committed({}, {})
+
+
+def committed_by_kafka_streams(metadata: str, sinks: Iterable[str]) -> dict[str, int]:
+    """The partition time that Kafka Streams keeps, as what was told of each sink; none of other
+    metadata."""
+    if not of_kafka_streams(metadata):
+        return {}
+    ms = int.from_bytes(base64.b64decode(metadata[:12])[1:], "big", signed=True)
+    return {sink + OUT: max(UNKNOWN, ms) for sink in sinks}
+
+
+def certain(
+    program: TimedProgram,
+    topic: str,
+    known: Mapping[TaskId, Committed],
+    ends: Offsets,
+) -> Told:
+    """The time that is certain of a repartition topic, and whether all its writers are silent.
+    ``ends``: of logs, open transactions included, read after what is ``known``."""
+    listed = []
+    for task, sink in program.written(topic):
+        said = told(known.get(task, NOTHING).times, sink)
+        silent = said.silent and _is_silent(program, task, known, ends, frozenset())
+        listed.append(Told(said.ms, silent))
+    return Told(least(listed), bool(listed) and all(one.silent for one in listed))
+
+
+def _is_silent(
+    program: TimedProgram,
+    task: TaskId,
+    known: Mapping[TaskId, Committed],
+    ends: Offsets,
+    seen: frozenset[TaskId],
+) -> bool:
+    """Whether it has committed all of its logs, and those that write them have. ``seen``: tasks
+    that feed each other say nothing of one another."""
+    if task in seen:
+        return True
+    offsets, seen = known.get(task, NOTHING).offsets, seen | {task}
+    for tp, one in program.tasks.get(task, {}).items():
+        end = ends.get(tp, -1)
+        if end < 0 or (end > 0 and offsets.get(tp, -1) < end):
+            return False
+        for other, sink in program.written(tp.topic) if one.internal else ():
+            said = told(known.get(other, NOTHING).times, sink)
+            if not (said.silent and _is_silent(program, other, known, ends, seen)):
+                return False
+    return True
+
+
+class Slowest(NamedTuple):
+    """Who holds a sub-topology's time back: a source partition, or None: nobody has told a time.
+    ``ms``: the time up to which it is processed, `UNKNOWN` if it has none."""
+
+    input: TopicPartition | None
+    ms: int
+
+
+class Watermark(NamedTuple):
+    """The time (ms) that is certain for all inputs of a sub-topology's tasks here."""
+
+    ms: int
+    held_by: Slowest | None
+
+
+class Question(NamedTuple):
+    """What is to be asked of the brokers: ``committed`` offsets of tasks of others first, then the
+    ``ends`` of logs, open transactions included."""
+
+    committed: frozenset[TopicPartition]
+    ends: frozenset[TopicPartition]
+
+
+@dataclass
+class _Local:
+    """A stream thread's tasks. ``wake`` is set when there is something new for them."""
+
+    tasks: dict[TaskId, Committed]
+    wake: threading.Event
+
+
+@dataclass
+class EventTimes:
+    """Of an instance; any thread. ``lead_ms``: ``max.event.time.lead``; ``ahead_ms``: 0: off."""
+
+    program: TimedProgram
+    lead_ms: int
+    idle_ms: int
+    ahead_ms: int = 0
+    due: threading.Event = field(default_factory=threading.Event)
+    """There is something to ask the brokers."""
+    _threads: dict[int, _Local] = field(default_factory=dict)
+    _others: dict[TaskId, Committed] = field(default_factory=dict)
+    _ends: Offsets = field(default_factory=dict)
+    """As last read, open transactions included."""
+    _heads: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+    """Of source partitions: the position, and the time of the record there."""
+    _lines: dict[TopicPartition, Timeline] = field(default_factory=dict)
+    _silent: dict[TopicPartition, int] = field(default_factory=dict)
+    """Repartition partitions all of whose writers are silent, and the end of the log then."""
+    _held_up: set[int] = field(default_factory=set)
+    """Threads that wait for slower source partitions."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    # --- called by stream threads -----------------------------------------------------------------
+
+    def watch(self, thread: int, tasks: Iterable[ActiveTask], wake: threading.Event) -> None:
+        """The tasks of a thread, in place of earlier ones."""
+        with self._lock:
+            before = self._threads.pop(thread, None)
+            for name, one in (before.tasks if before else {}).items():
+                self._others[name] = one  # until the group's offsets say more
+            found = {task.id: _committed(task) for task in tasks}
+            if found:
+                self._threads[thread] = _Local(found, wake)
+            self._free()
+        self.due.set()
+
+    def committed(
+        self, thread: int, tasks: Iterable[ActiveTask], heads: Mapping[TopicPartition, int]
+    ) -> None:
+        """A batch with these ``tasks`` was committed; ``heads``: as in its result."""
+        tells = False
+        with self._lock:
+            mine = self._threads.get(thread)
+            known = {} if mine is None else mine.tasks
+            for task in tasks if mine is not None else ():
+                before, now = known.get(task.id, NOTHING), _committed(task)
+                known[task.id] = now
+                tells = tells or (task.id in self.program.feeding and before.times != now.times)
+                for tp in task.inputs:
+                    if tp in self._lines:
+                        self._lines[tp].passed(self.read_position(task, tp))
+                    if tp in heads:
+                        self._heads[tp] = (task.positions[tp], heads[tp])
+            self._free()
+        if tells:
+            self.due.set()
+
+    def read_position(self, task: ActiveTask, tp: TopicPartition) -> int:
+        """Up to where an input was read: what is held back lies in front of it."""
+        one = self.program.tasks.get(task.id, {}).get(tp)
+        at = task.positions[tp]
+        return at if one is None or not one.held else max(at, read_to(task.stream_times, one.timed))
+
+    def input_time(self, tp: TopicPartition, end: int) -> InputTime | None:
+        """What is certain of a repartition partition that is read up to ``end``; None: nothing."""
+        with self._lock:
+            line = self._lines.get(tp)
+            at, ms = line.before(end) if line is not None else (-1, UNKNOWN)
+            silent = self._silent.get(tp, end + 1) <= end
+        return InputTime(ms, at, silent) if silent or ms != UNKNOWN else None
+
+    def until_ms(self, ends: Offsets, thread: int | None = None) -> int | None:
+        """Up to which time sources may be read: None: no bound, -1: a time is not known yet.
+        ``ends``: of the instance's inputs. ``thread`` is woken once it is later."""
+        with self._lock:
+            if thread is not None:
+                self._held_up.add(thread)
+            return self._until(ends)
+
+    def _until(self, ends: Offsets) -> int | None:
+        found = self._unread(ends)
+        if not found or not self.program.writers:
+            return None
+        slowest = min(one.ms for one in found)
+        return UNKNOWN if slowest == UNKNOWN else slowest + self.lead_ms
+
+    def head(self, tp: TopicPartition, position: int) -> int:
+        """The time of the source record at a position, if it was read; else `UNKNOWN`."""
+        at, ms = self._heads.get(tp, (-1, UNKNOWN))
+        return ms if at == position else UNKNOWN
+
+    def _unread(self, ends: Offsets) -> list[Slowest]:
+        """The source partitions with unread records, with a time that these have at least. Of
+        others only those whose time is known."""
+        found = []
+        for mine in self._threads.values():
+            for task, one in mine.tasks.items():
+                for tp, source in self.program.tasks.get(task, {}).items():
+                    at = one.offsets.get(tp, 0)
+                    if source.internal or ends.get(tp, self._ends.get(tp, -1)) <= at:
+                        continue
+                    head = self.head(tp, at)
+                    ms = one.times.get(source.timed + IN, UNKNOWN) if head == UNKNOWN else head
+                    found.append(Slowest(tp, ms))
+        here = self._here()
+        for task, one in self._others.items():
+            for tp, source in self.program.tasks.get(task, {}).items() if task not in here else ():
+                ms = one.times.get(source.timed + IN, UNKNOWN)
+                behind = self._ends.get(tp, -1) > one.offsets.get(tp, 0)
+                if not source.internal and behind and ms != UNKNOWN:
+                    found.append(Slowest(tp, ms))
+        return found
+
+    def _free(self) -> None:
+        for number in self._held_up:
+            if number in self._threads:
+                self._threads[number].wake.set()
+        self._held_up.clear()
+
+    # --- called by who asks the brokers -----------------------------------------------------------
+
+    def _here(self) -> dict[TaskId, Committed]:
+        return {name: one for mine in self._threads.values() for name, one in mine.tasks.items()}
+
+    def _internal(self) -> list[TopicPartition]:
+        """The repartition partitions that are read here."""
+        return [
+            tp
+            for task in self._here()
+            for tp, one in self.program.tasks.get(task, {}).items()
+            if one.internal
+        ]
+
+    @property
+    def waits_for_others(self) -> bool:
+        """True if a task here reads what tasks of other instances write, by whatever way."""
+        with self._lock:
+            return bool(self._internal()) and not self.program.feeding <= self._here().keys()
+
+    def question(self) -> Question | None:
+        """What has to be asked; None: nothing. Call `answered` with what was committed, and then
+        with the ends."""
+        with self._lock:
+            internal = self._internal()
+            if not internal:
+                return None
+            here, tasks = self._here(), self.program.tasks
+            others = [task for task in self.program.feeding if task not in here]
+            committed = frozenset(tp for task in others for tp in tasks[task])
+            ends = {*internal, *(tp for task in self.program.feeding for tp in tasks[task])}
+        return Question(committed, frozenset(ends))
+
+    def known(self) -> Mapping[TaskId, Committed]:
+        """What the tasks of this instance have committed. To be taken before the ends are read."""
+        with self._lock:
+            return self._here()
+
+    def answered(
+        self,
+        here: Mapping[TaskId, Committed],
+        others: Mapping[TaskId, Committed],
+        ends: Offsets,
+    ) -> bool:
+        """The brokers' answers: what the tasks of others have committed, then the ends of logs.
+        ``here``: `known` as it was before the ends were read. True if they told something new."""
+        news = False
+        with self._lock:
+            self._others |= others
+            self._ends = dict(ends)
+            known = {**self._others, **here}
+            topics: dict[str, Told] = {}
+            for mine in self._threads.values():
+                internal = [
+                    tp
+                    for task in mine.tasks
+                    for tp, one in self.program.tasks.get(task, {}).items()
+                    if one.internal and tp in ends
+                ]
+                changed = False
+                for tp in internal:
+                    if tp.topic not in topics:
+                        topics[tp.topic] = certain(self.program, tp.topic, known, ends)
+                    changed = self._learn(tp, topics[tp.topic], ends[tp]) or changed
+                if changed:
+                    mine.wake.set()
+                news = news or changed
+            self._free()
+        return news
+
+    def _learn(self, tp: TopicPartition, found: Told, end: int) -> bool:
+        line = self._lines.setdefault(tp, Timeline())
+        before = line.before(end)[1], tp in self._silent
+        if found.ms != UNKNOWN:
+            line.add(end, found.ms)
+        if found.silent:
+            self._silent[tp] = end
+        else:
+            self._silent.pop(tp, None)
+        return before != (line.before(end)[1], tp in self._silent)
+
+    # --- for people -------------------------------------------------------------------------------
+
+    def watermarks(self, ends: Offsets) -> dict[int, Watermark]:
+        """By sub-topology that has tasks here."""
+        with self._lock:
+            here, known = self._here(), {**self._others, **self._here()}
+            found: dict[int, Watermark] = {}
+            for task in sorted(here):
+                for tp, one in self.program.tasks.get(task, {}).items():
+                    ms = here[task].times.get(one.timed + IN, UNKNOWN)
+                    silent = tp in self._silent
+                    before = found.get(task.subtopology)
+                    if silent or (before is not None and before.ms <= ms):
+                        continue
+                    found[task.subtopology] = Watermark(ms, self._holder(tp, one, ms, known, ends))
+            return found
+
+    def _holder(
+        self,
+        tp: TopicPartition,
+        one: TimedInput,
+        ms: int,
+        known: Mapping[TaskId, Committed],
+        ends: Offsets,
+    ) -> Slowest:
+        seen: set[str] = set()
+        while one.internal and tp.topic not in seen:
+            seen.add(tp.topic)
+            said = [
+                (told(known.get(task, NOTHING).times, sink), task)
+                for task, sink in self.program.written(tp.topic)
+            ]
+            going = [(at.ms, task) for at, task in said if not at.silent]
+            if not going:
+                return Slowest(None, ms)
+            _, task = min(going)
+            times = known.get(task, NOTHING).times
+            inputs = self.program.tasks.get(task, {})
+            if not inputs:
+                return Slowest(None, ms)
+            ms, tp, one = min(
+                (times.get(source.timed + IN, UNKNOWN), log, source)
+                for log, source in inputs.items()
+            )
+        return Slowest(tp, ms)
+
+
+def _committed(task: ActiveTask) -> Committed:
+    return Committed(dict(task.positions), dict(task.stream_times))
+
+
+# --- the batches of one stream thread -------------------------------------------------------------
+
+
+class TimedBatch(NamedTuple):
+    """What a batch is told. ``due``: tasks that it serves because times rise, maybe without
+    records. ``wait_ms``: until more of them are due."""
+
+    times: Mapping[TopicPartition, InputTime]
+    due: frozenset[TaskId]
+    wait_ms: float
+
+
+@dataclass
+class BatchTimes:
+    """Owned by one stream thread. ``interval_ms``: between two batches of a task only because times
+    rise, of which nothing is held back."""
+
+    shared: EventTimes
+    thread: int
+    interval_ms: float
+    _sent: dict[TopicPartition, InputTime] = field(default_factory=dict)
+    """What the last batch was told of each input that it has read as far as that."""
+    _served_ms: dict[TaskId, float] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        self._sent.clear()
+
+    def positions(self, task: ActiveTask) -> dict[TopicPartition, int]:
+        """From where on the inputs of a task have new records."""
+        return {tp: self.shared.read_position(task, tp) for tp in task.inputs}
+
+    def within(
+        self, tasks: Mapping[TaskId, ActiveTask], available: Ranges, ends: Offsets
+    ) -> tuple[int | None, dict[TopicPartition, OffsetRange]]:
+        """`BatchRequest.until_ms`, and what is ``available`` without tasks all of whose records
+        are later."""
+        until = self.shared.until_ms(ends, self.thread)
+        if until is None:
+            return None, dict(available)
+        left = dict(available)
+        for name, task in tasks.items():
+            inputs = self.shared.program.tasks.get(name, {})
+            unread = [tp for tp in task.inputs if tp in left and left[tp].end > left[tp].start]
+            heads = [
+                self.shared.head(tp, left[tp].start)
+                for tp in unread
+                if tp in inputs and not inputs[tp].internal
+            ]
+            if unread and len(heads) == len(unread) and min(heads) > until:
+                for tp in task.inputs:
+                    left.pop(tp, None)
+        return until, left
+
+    def of(
+        self,
+        tasks: Mapping[TaskId, ActiveTask],
+        ranges: Ranges,
+        silent: Collection[TopicPartition],
+        now_ms: float,
+    ) -> TimedBatch:
+        """``ranges``: of new records, by input that has some. ``silent``: source partitions."""
+        times: dict[TopicPartition, InputTime] = {}
+        due: set[TaskId] = set()
+        wait_ms = float("inf")
+        for name, task in tasks.items():
+            rises = held = False
+            for tp, one in self.shared.program.tasks.get(name, {}).items():
+                if tp not in task.positions:
+                    continue
+                begin = self.shared.read_position(task, tp)
+                end = ranges[tp].end if tp in ranges else begin
+                held = held or begin > task.positions[tp]
+                found = (
+                    self.shared.input_time(tp, end)
+                    if one.internal
+                    else InputTime(silent=True)
+                    if tp in silent
+                    else None
+                )
+                if found is None:
+                    continue
+                times[tp] = found
+                before = self._sent.get(tp, InputTime())
+                has = max(before.ms, task.stream_times.get(one.timed + IN, UNKNOWN))
+                rises = rises or found.ms > has or (found.silent and not before.silent)
+            if rises:
+                left_ms = self._served_ms.get(name, -self.interval_ms) + self.interval_ms - now_ms
+                if held or left_ms <= 0:
+                    due.add(name)
+                else:
+                    wait_ms = min(wait_ms, left_ms)
+        return TimedBatch(times, frozenset(due), wait_ms)
+
+    def begins(self, tasks: Iterable[ActiveTask]) -> dict[TopicPartition, int]:
+        """Where the new records of inputs begin that hold some back."""
+        return {
+            tp: at
+            for task in tasks
+            for tp, at in self.positions(task).items()
+            if at > task.positions[tp]
+        }
+
+    def committed(
+        self,
+        planned: PlannedBatch,
+        result: BatchResult,
+        tasks: Mapping[TaskId, ActiveTask],
+        now_ms: float,
+    ) -> None:
+        """``tasks``: behind the batch."""
+        served = [task for task in tasks.values() if planned.served(task.inputs, task.id)]
+        for task in served:
+            self._served_ms[task.id] = now_ms
+            for tp in task.inputs:
+                given = (planned.times or {}).get(tp, InputTime())
+                if self.shared.read_position(task, tp) >= given.end:
+                    self._sent[tp] = given
+        self.shared.committed(self.thread, served, result.heads)
