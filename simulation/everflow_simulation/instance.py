@@ -189,6 +189,9 @@ class SimulatedPorts:
     def ends(self, instance: Instance) -> EndOffsets:
         return _Ends(self.world, self.clock, self.process)
 
+    def group_times(self) -> None:
+        """Its programs have no repartition topics."""
+
     def pool(self, name: str, size: int) -> FiberPool:
         return FiberPool(
             scheduler=self.world.scheduler,

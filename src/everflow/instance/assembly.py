@@ -37,6 +37,8 @@ from everflow.instance.tasks.blueprint import Blueprint
 from everflow.instance.tasks.recovery import ATTEMPT_MS, ON_DISK, Recovery, fence_lost_writers
 from everflow.instance.tasks.task import ActiveTask, TaskStore
 from everflow.instance.thread.failure_text import ending
+from everflow.instance.thread.group_times import GroupTimes
+from everflow.instance.thread.progress import EventTimes, TimedProgram
 from everflow.instance.thread.stream_thread import OpenJob, ThreadSettings
 from everflow.instance.thread.worker_processes import is_worker, kill_and_wait
 from everflow.instance.topics.connector_watch import ConnectorWatch, TaskNow
@@ -58,7 +60,7 @@ from everflow.membership.assignor import Identity, MemberAssignor
 from everflow.membership.member import GroupMember
 from everflow.membership.own_assignor import decision, patience_s
 from everflow.memory import SpareMemory, trim_of_libc
-from everflow.protocol.messages import FILLED, WorkerClients, mark_in
+from everflow.protocol.messages import FILLED, WorkerClients, mark_in, parse_metadata
 from everflow.rebalances import RebalanceBook
 from everflow.records import CommittedOffset, Offsets, TaskId, TopicPartition
 from everflow.retry import StoppedError, retrying
@@ -67,10 +69,10 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.connectors import Record, Row, connector_topic, connectors, facts_of
-from everflow.topology.event_time import LOWEST
+from everflow.topology.event_time import LOWEST, writers
 from everflow.topology.idle_sources import program_times
 from everflow.topology.patterns import TopicGrowth, growth, pattern_sources, why_not_grown
-from everflow.topology.store_layouts import serde_words
+from everflow.topology.store_layouts import TIMES, serde_words
 from everflow.topology.subtopologies import cut
 from everflow.worker.crash_points import SWITCH_SEEN, reached
 from everflow.worker.failures import UndecodableRecord
@@ -377,6 +379,7 @@ class ClusterPorts:
         self._switch: SwitchWatch | None = None
         self._connectors: ConnectorWatch | None = None
         self._marked: list[TopicPartition] = []
+        self._times: EventTimes | None = None
         self._topics: TopicChanges
         self._member: GroupMember
         require_slots(context, self._config.num_stream_threads)
@@ -610,6 +613,39 @@ class ClusterPorts:
             TailWatch.opens(config.main_consumer(), read_committed=config.exactly_once),
         )
 
+    def group_times(self) -> GroupTimes | None:
+        config, admin = self._config, self._admin
+        if config.stream_time != LOWEST:
+            return None
+        times = EventTimes(
+            timed_program(self._dependencies.blueprint),
+            lead_ms=config.max_event_time_lead,
+            idle_ms=config.stream_time_idle_ms,
+            ahead_ms=config.max_event_time_ahead,
+        )
+        self._times = times
+        blueprint = self._dependencies.blueprint
+        program = program_times(
+            blueprint.topology, cut(blueprint.topology).index_of, blueprint.layouts
+        )
+
+        def named(metadata: str) -> dict[str, int]:
+            kept = parse_metadata(metadata)
+            return program.now(kept.stream_times, kept.layouts.get(TIMES))
+
+        return GroupTimes(
+            times,
+            lambda asked: admin.committed(
+                config.application_id, sorted(asked), WATCH_REQUEST_S, stable=False
+            ),
+            lambda asked: admin.list_offsets(
+                sorted(asked), "latest", "read_uncommitted", whole=False
+            ),
+            self._clock,
+            self.spawn,
+            named,
+        )
+
     def _ids_of(self, topic: str) -> tuple[str, str]:
         described = self._admin.describe_topics([topic], WATCH_REQUEST_S).get(topic)
         return self._topics.ids.get(topic, ""), "" if described is None else described.topic_id
@@ -826,6 +862,8 @@ class ClusterPorts:
 
     def exchange(self) -> None:
         self._blueprint = self._dependencies.blueprint
+        if self._times is not None:
+            self._times.program = timed_program(self._blueprint)
 
     def grown(self, growth: TopicGrowth) -> None:
         self._topics.grow(growth.taken)
@@ -913,6 +951,14 @@ class ClusterPorts:
         self._maintenance.close()
         for task in running:
             self.close_stores(task.stores)
+
+
+def timed_program(blueprint: Blueprint) -> TimedProgram:
+    return TimedProgram.of(
+        {task: blueprint.inputs_of(task) for task in blueprint.every_task()},
+        blueprint.plan.sources,
+        writers(blueprint.topology, blueprint.application_id),
+    )
 
 
 def instance_settings(config: StreamsConfig) -> InstanceSettings:

@@ -30,6 +30,7 @@ from everflow.instance.start_up import START_METADATA, WARM_UP_WAIT_S, await_war
 from everflow.instance.tasks.recovery import ATTEMPT_MS, CommittedLowerBounds, Recovery
 from everflow.instance.tasks.task import ActiveTask, TaskState, TaskStore, TaskTimeouts, fitted
 from everflow.instance.tasks.task_manager import TaskManager, TaskServices
+from everflow.instance.thread.group_times import GroupTimes
 from everflow.instance.thread.retry_policy import Replacements, Trouble
 from everflow.instance.thread.stream_thread import (
     OpenJob,
@@ -133,6 +134,9 @@ class InstancePorts(Protocol):
     def member(self, instance: Instance) -> GroupMember: ...
     def open_gate(self, instance: Instance) -> None: ...
     def ends(self, instance: Instance) -> EndOffsets: ...
+    def group_times(self) -> GroupTimes | None:
+        """None: ``stream.time=highest``."""
+
     def pool(self, name: str, size: int) -> Pool: ...
     def thread_settings(self, number: int) -> ThreadSettings: ...
     def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery: ...
@@ -210,6 +214,7 @@ class Instance:
         self.deferred = DeferredOffsets(self.member.commit, self.lower_bounds.replaced)
         ports.open_gate(self)
         self.ends = ports.ends(self)
+        self.group_times = ports.group_times()
         self.restores = ports.pool("restore", RESTORE_THREADS)
         self.tails = ports.pool("tail", TAIL_THREADS)
         self.fencing = ports.pool("fence", 1)
@@ -229,6 +234,8 @@ class Instance:
         """Start all parts and join; returns before tasks run. TaskTimeoutError, StoppedError."""
         self.ports.begin()
         self.ends.start()
+        if self.group_times is not None:
+            self.group_times.start()
         for thread in self.threads:
             thread.start()
         self.updater.start()
@@ -339,6 +346,7 @@ class Instance:
             worker_memory=lambda: self.settings.memory.worker(len(self.threads)),
             topic_ids=self.ports.topic_ids,
             doubt_topics=self.ports.doubt_topics,
+            times=None if self.group_times is None else self.group_times.times,
             spawn=self.ports.spawn,
         )
         thread = StreamThread(

@@ -308,6 +308,8 @@ class InstanceEnd:
         instance = self.instance
         instance.ports.end_polls()
         instance.ends.close()
+        if instance.group_times is not None:
+            instance.group_times.close()
         instance.updater.close()
         instance.global_tables.close()
         for pool in (instance.restores, instance.tails, instance.fencing):

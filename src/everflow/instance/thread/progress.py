@@ -1,6 +1,6 @@
 """What is known of event time in a group, and what the batches of an instance are told of it
 (``stream.time=lowest``, note 076). Pure but for a lock: `EventTimes` is shared by stream threads
-and by who asks the brokers (`everflow.instance.topics.group_times`).
+and by who asks the brokers (`everflow.instance.thread.group_times`).
 """
 
 from __future__ import annotations
@@ -77,6 +77,15 @@ class TimedProgram:
         of = self.of_subtopology
         found = {writer.subtopology for listed in self.writers.values() for writer in listed}
         return frozenset(task for index in found for task in of.get(index, ()))
+
+    @cached_property
+    def sinks(self) -> Mapping[TaskId, frozenset[str]]:
+        """Of tasks, those to repartition topics."""
+        found: dict[TaskId, frozenset[str]] = {}
+        for topic in self.writers:
+            for task, sink in self.written(topic):
+                found[task] = found.get(task, frozenset()) | {sink}
+        return found
 
     @cached_property
     def waited(self) -> frozenset[TopicPartition]:
