@@ -88,7 +88,10 @@ class _Input:
             new = np.ones(len(rows), bool)
             if request.until_ms is not None:
                 new = place <= request.until_ms
+            # What is left begins with its first record: nothing earlier comes any more, and those
+            # that wait for this source must not wait for a record that waits for them.
             last = int(place[new][-1]) if new.any() else known
+            last = last if new.all() else max(known, int(place[~new][0]) - 1)
             task = source.task(log)
             if new.all() and end >= request.log_ends[log]:
                 last = max(last, request.idle.get(task, {}).get(source.timed + IN, UNKNOWN))

@@ -330,18 +330,22 @@ class EventTimes:
 
     @property
     def waits_for_others(self) -> bool:
-        """True if a task here reads what tasks of other instances write, by whatever way."""
+        """True if tasks here go by the times of tasks of other instances: by what these write, or
+        by how far they have read."""
         with self._lock:
-            return bool(self._internal()) and not self.program.feeding <= self._here().keys()
+            return self._goes_by_others(self._here())
+
+    def _goes_by_others(self, here: Collection[TaskId]) -> bool:
+        feeding = self.program.feeding
+        return bool(self._internal() or not feeding.isdisjoint(here)) and not feeding <= {*here}
 
     def question(self) -> Question | None:
         """What has to be asked; None: nothing. Call `answered` with what was committed, and then
         with the ends."""
         with self._lock:
-            internal = self._internal()
-            if not internal:
+            here, tasks, internal = self._here(), self.program.tasks, self._internal()
+            if not internal and not self._goes_by_others(here):
                 return None
-            here, tasks = self._here(), self.program.tasks
             others = [task for task in self.program.feeding if task not in here]
             committed = frozenset(tp for task in others for tp in tasks[task])
             ends = {*internal, *(tp for task in self.program.feeding for tp in tasks[task])}
@@ -360,8 +364,8 @@ class EventTimes:
     ) -> bool:
         """The brokers' answers: what the tasks of others have committed, then the ends of logs.
         ``here``: `known` as it was before the ends were read. True if they told something new."""
-        news = False
         with self._lock:
+            news = any(self._others.get(task) != one for task, one in others.items())
             self._others |= others
             self._ends = dict(ends)
             known = {**self._others, **here}

@@ -1,0 +1,136 @@
+"""A drawn group with ``stream.time=lowest`` drops no record that the rule keeps, and stands still
+for no longer than the idleness time-out (note 076)."""
+
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from everflow import StreamsBuilder, Suppressed, TimeWindows, serdes
+from everflow.instance.thread import progress
+from everflow.records import LATE
+from everflow.testing import TopologyTestDriver
+from everflow.testing.topics import RawRecord
+from everflow.topology.event_time import Told
+from properties.event_time_group import IDLE_MS, Group
+
+TEXT, LONG = serdes.string(), serdes.long()
+PARTITIONS = 3
+BEGIN_MS = 1_000_000_000_000
+MINUTE_MS = 60_000
+LATE_BY_MS = 8 * MINUTE_MS
+SPAN_MS = 120 * MINUTE_MS
+RECORDS = 300
+BACKLOG_MS, LIVE_MS = 50.0, 4_000.0
+SLACK_MS = 2_500.0
+"""Two batches of a slow instance, and questions between them."""
+END_MS = 300_000.0
+SEEDS = range(12)
+LESS_SEEDS = range(20)
+
+
+def _windows(builder: StreamsBuilder) -> None:
+    sales = builder.stream("one", key=TEXT, value=LONG)
+    keyed = sales.select_key(lambda key, value: str(value % 4), returns="string")
+    windows = TimeWindows.of_size("5 minutes").grace("10 minutes")
+    counted = keyed.group_by_key(name="by").windowed_by(windows).count(store="counts")
+    final = counted.suppress(Suppressed.until_window_closes(), store="held")
+    again = final.to_stream().select_key(lambda key, value: "all", returns="string")
+    wide = TimeWindows.of_size("10 minutes").grace("1 minute")
+    final = (
+        again.group_by_key(name="all")
+        .windowed_by(wide)
+        .reduce(lambda one, two: one + two, store="sums")
+    )
+    _to_out(final.to_stream())
+
+
+def _to_out(stream: Any) -> None:
+    texts = stream.map(lambda key, value: (str(key), str(value)), returns=("string", "string"))
+    texts.to("out", key=TEXT, value=TEXT)
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.builder = StreamsBuilder()
+        _windows(self.builder)
+        self.driver = TopologyTestDriver(self.builder.build(), partitions=PARTITIONS)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    found = Engine()
+    yield found
+    found.driver.close()
+
+
+def drawn(chance: random.Random) -> list[tuple[float, RawRecord]]:
+    """When each record comes: a part as a backlog, the rest in the order of its own times. A
+    partition may stay empty. Behind it nothing comes that is late in its partition's order."""
+    times = sorted(chance.sample(range(BEGIN_MS, BEGIN_MS + SPAN_MS), RECORDS))
+    used = chance.sample(range(PARTITIONS), chance.choice([2, PARTITIONS, PARTITIONS]))
+    shares = [chance.choice([1, 1, 5]) for _ in used]
+    backlog = chance.choice([0.5, 1.0, 1.0])
+    late = [chance.random() < 0.1 for _ in times]
+    order = sorted(
+        range(RECORDS), key=lambda n: times[n] + late[n] * chance.randrange(LATE_BY_MS + 1)
+    )
+    found = []
+    for place, n in enumerate(order):
+        share = place / RECORDS
+        live = max(0.0, share - backlog) / max(1e-9, 1 - backlog)
+        at_ms = BACKLOG_MS if share < backlog else BACKLOG_MS + live * LIVE_MS
+        value = LONG.encode(n)
+        partition = chance.choices(used, shares)[0]
+        found.append((at_ms, RawRecord("one", b"any", value, times[n], partition=partition)))
+    return found
+
+
+def run(engine: Engine, seed: int) -> Group:
+    chance = random.Random(seed)
+    group = Group(
+        engine=engine.driver,
+        builder=engine.builder,
+        arrivals=drawn(chance),
+        chance=chance,
+        lead_ms=chance.choice([MINUTE_MS, 30 * MINUTE_MS]),
+        moves=chance.choice([0, 0, 5]),
+    )
+    group.run(END_MS)
+    return group
+
+
+def counted(group: Group) -> int:
+    """How many sales the last results of the windows have together."""
+    last = {one.key: one.value for one in group.written if one.topic == "out"}
+    return sum(int(value) for value in last.values() if value is not None)
+
+
+def closed_sales(group: Group) -> int:
+    """Those in first windows that have closed at the highest time."""
+    times = [record.timestamp for _, record in group.arrivals]
+    size, grace = 5 * MINUTE_MS, 10 * MINUTE_MS
+    return sum(ms // size * size + size + grace <= max(times) for ms in times)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_is_dropped_and_nothing_stands_still(engine: Engine, seed: int) -> None:
+    group = run(engine, seed)
+    assert group.dropped[LATE] == 0
+    assert not group.unread
+    assert counted(group) == closed_sales(group)
+    pauses = [later - before for before, later in pairwise(group.commits)]
+    assert max(pauses) < IDLE_MS + SLACK_MS
+
+
+def test_without_the_minimum_records_are_dropped(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "least", _highest)
+    assert any(run(engine, seed).dropped[LATE] for seed in LESS_SEEDS)
+
+
+def _highest(inputs: list[Told]) -> int:
+    return max((one.ms for one in inputs), default=-1)
