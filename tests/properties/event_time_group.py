@@ -6,7 +6,6 @@ tasks move, and records of a partition may begin late or never.
 """
 
 import random
-import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -622,6 +622,7 @@ class ClusterPorts:
             lead_ms=config.max_event_time_lead,
             idle_ms=config.stream_time_idle_ms,
             ahead_ms=config.max_event_time_ahead,
+            now_ms=self._clock.now_ms,
         )
         self._times = times
         blueprint = self._dependencies.blueprint

@@ -53,6 +53,7 @@ from everflow.observe.observation import (
     ObservedStore,
     ObservedTask,
     ObservedThread,
+    ObservedTime,
     ObservedWriter,
     StableLag,
     status_of,
@@ -343,6 +344,7 @@ class Observer:
             samples=self.raw.notes(names.LEFT_OUT),
             misplaced_keys={t: line for (t,), line in self.raw.notes(names.KEYS_MISPLACED).items()},
             lags=_lags(instance),
+            times=_times(instance, self.clock.now_ms()),
             connectors=_connectors(
                 self.connectors, statuses, instance, self.raw.series(), self.raw.notes
             ),
@@ -530,6 +532,22 @@ def _lags(instance: Instance | None) -> Mapping[tuple[str, int], int]:
         return {}
     ends, positions = instance.ends.ends(), instance.running_positions().items()
     return {(tp.topic, tp.partition): max(0, ends[tp] - at) for tp, at in positions if tp in ends}
+
+
+def _times(instance: Instance | None, now_ms: int) -> Sequence[ObservedTime]:
+    if instance is None or instance.group_times is None:
+        return ()
+    return [
+        ObservedTime(
+            subtopology=subtopology,
+            ms=one.ms if one.ms >= 0 else None,
+            lag_s=(now_ms - one.ms) / 1000 if one.ms >= 0 else None,
+            held_by="" if one.input is None else str(one.input),
+            behind_s=one.behind_ms / 1000,
+            since_ms=one.since_ms,
+        )
+        for subtopology, one in sorted(instance.group_times.times.watermarks().items())
+    ]
 
 
 def _inputs(instance: Instance | None) -> Sequence[TopicPartition]:

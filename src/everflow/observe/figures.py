@@ -112,6 +112,12 @@ _READ: Mapping[str, Read] = {
     "connector lag": lambda seen: [
         ((one.name,), one.lag) for one in seen.connectors if one.lag is not None
     ],
+    "stream times": lambda seen: [
+        ((str(one.subtopology),), one.ms / 1000) for one in seen.times if one.ms is not None
+    ],
+    "stream time lags": lambda seen: [
+        ((str(one.subtopology),), one.lag_s) for one in seen.times if one.lag_s is not None
+    ],
     "lag": _one(lambda seen: seen.counters.get(names.LAG, math.nan)),
 }
 """What is no total or series of `everflow.metrics` and no attribute of an observation."""

@@ -75,6 +75,21 @@ class ObservedConnector:
     failed_ms: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ObservedTime:
+    """Of a sub-topology with ``stream.time=lowest``: the event time (epoch ms) that is certain for
+    all of its inputs, None: it has none yet, and by how much the wall clock is ahead of it.
+    ``held_by``: the source partition that is waited for, empty: none; ``behind_s`` the furthest
+    one, and ``since_ms``: when it got on last (epoch), None: not known."""
+
+    subtopology: int
+    ms: int | None = None
+    lag_s: float | None = None
+    held_by: str = ""
+    behind_s: float = 0.0
+    since_ms: int | None = None
+
+
 class DiskSpace(NamedTuple):
     """Bytes of a disk: all, and those that may still be written."""
 
@@ -137,6 +152,7 @@ class Observation:
         answer_age_s: how old the brokers' answer for both is; None: there is none yet.
         disk: the one of the state folder; None: not known.
         connectors: all of the program.
+        times: of the sub-topologies with tasks here; none with ``stream.time=highest``.
     """
 
     application_id: str
@@ -168,6 +184,7 @@ class Observation:
     answer_age_s: float | None = None
     disk: DiskSpace | None = None
     connectors: Sequence[ObservedConnector] = ()
+    times: Sequence[ObservedTime] = ()
 
     @property
     def preparing(self) -> str:
@@ -294,6 +311,7 @@ def _thread(seen: Observation, number: int) -> dict[str, Any]:
 LONGEST = 2_000
 """Characters of a text that another instance says."""
 _TASK = ("task", "role", "state", "lag", "rate", "remaining_s", "copied", "trouble", "paused")
+_TIME = ("subtopology", "ms", "lag_s", "held_by", "behind_s", "since_ms")
 _CONNECTOR = ("name", "kind", "what", "paused", "lag", "rows", "errors", "error", "failed_ms")
 _THREAD = ("number", "alive", "tasks", "busy", "trouble", "warm")
 
@@ -339,6 +357,7 @@ def status_of(seen: Observation) -> dict[str, Any]:
         "disk": None if seen.disk is None else seen.disk._asdict(),
         "tasks": [asdict(task) for task in seen.tasks],
         "connectors": [asdict(one) for one in seen.connectors],
+        "times": [asdict(one) for one in seen.times],
     }
 
 
@@ -390,6 +409,9 @@ def observation_in(status: Any) -> Observation:
                     tasks={str(task): str(state) for task, state in one["tasks"].items()},
                 )
                 for one in status.get("connectors", ())
+            ],
+            times=[
+                ObservedTime(**_part(one, ObservedTime, _TIME)) for one in status.get("times", ())
             ],
             counters=counters,
             lags={

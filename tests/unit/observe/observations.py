@@ -12,6 +12,7 @@ from everflow.observe.observation import (
     ObservedStore,
     ObservedTask,
     ObservedThread,
+    ObservedTime,
     ObservedWriter,
     StableLag,
 )
@@ -92,6 +93,17 @@ FULL = Observation(
     desired_instances=3,
     disk=DiskSpace(1_000_000, 250_000),
     connectors=[LAKE],
+    times=[
+        ObservedTime(subtopology=0),
+        ObservedTime(
+            subtopology=1,
+            ms=1_789_999_000_000,
+            lag_s=1_000.0,
+            held_by="in-1",
+            behind_s=840.0,
+            since_ms=1_789_999_990_000,
+        ),
+    ],
 )
 WHOLE = replace(FULL, tasks=[ACTIVE, STANDBY])
 

@@ -47,7 +47,7 @@ def told(**values: Any) -> dict[str, Any]:
 def test_another_instance_reads_what_a_page_shows_of_others() -> None:
     read = observation_in(told())
     assert (read.application_id, read.state, read.members) == ("orders", "RUNNING", 2)
-    assert read.lags == FULL.lags
+    assert (read.lags, read.times) == (FULL.lags, FULL.times)
     assert [(task.task, task.role, task.lag, task.trouble) for task in read.tasks] == [
         (task.task, task.role, task.lag, task.trouble) for task in FULL.tasks
     ]
@@ -63,7 +63,7 @@ def test_what_is_not_known_stays_unknown() -> None:
 
 def test_an_older_version_tells_less() -> None:
     old = told()
-    for name in ("lags", "consumed", "silent_s", "transactions"):
+    for name in ("lags", "consumed", "silent_s", "transactions", "times"):
         del old[name]
     assert observation_in(old).lags == {}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -164,18 +164,21 @@ def _is_silent(
 
 
 class Slowest(NamedTuple):
-    """Who holds a sub-topology's time back: a source partition, or None: nobody has told a time.
-    ``ms``: the time up to which it is processed, `UNKNOWN` if it has none."""
+    """A source partition, and the time (ms) up to which it is processed; `UNKNOWN`: it has none."""
 
-    input: TopicPartition | None
+    input: TopicPartition
     ms: int
 
 
 class Watermark(NamedTuple):
-    """The time (ms) that is certain for all inputs of a sub-topology's tasks here."""
+    """The time (ms) that is certain for all inputs of a sub-topology's tasks here, and the source
+    partition that holds it back, by ``behind_ms`` against the furthest one; ``since_ms``: when that
+    got on last (epoch), as far as it is known here. ``input`` None: nobody is waited for."""
 
     ms: int
-    held_by: Slowest | None
+    input: TopicPartition | None = None
+    behind_ms: int = 0
+    since_ms: int | None = None
 
 
 class Question(NamedTuple):
@@ -202,6 +205,8 @@ class EventTimes:
     lead_ms: int
     idle_ms: int
     ahead_ms: int = 0
+    now_ms: Callable[[], int] = lambda: 0
+    """The wall clock, for people."""
     due: threading.Event = field(default_factory=threading.Event)
     """There is something to ask the brokers."""
     _threads: dict[int, _Local] = field(default_factory=dict)
@@ -213,6 +218,8 @@ class EventTimes:
     _lines: dict[TopicPartition, Timeline] = field(default_factory=dict)
     _silent: dict[TopicPartition, int] = field(default_factory=dict)
     """Repartition partitions all of whose writers are silent, and the end of the log then."""
+    _moved: dict[TopicPartition, int] = field(default_factory=dict)
+    """When source partitions got on last (epoch ms)."""
     _held_up: set[int] = field(default_factory=set)
     """Threads that wait for slower source partitions."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -242,6 +249,7 @@ class EventTimes:
             for task in tasks if mine is not None else ():
                 before, now = known.get(task.id, NOTHING), _committed(task)
                 known[task.id] = now
+                self._note(task.id, before, now)
                 tells = tells or (task.id in self.program.feeding and before.times != now.times)
                 for tp in task.inputs:
                     if tp in self._lines:
@@ -366,6 +374,9 @@ class EventTimes:
         ``here``: `known` as it was before the ends were read. True if they told something new."""
         with self._lock:
             news = any(self._others.get(task) != one for task, one in others.items())
+            for task, one in others.items():
+                if task in self._others:
+                    self._note(task, self._others[task], one)
             self._others |= others
             self._ends = dict(ends)
             known = {**self._others, **here}
@@ -401,47 +412,63 @@ class EventTimes:
 
     # --- for people -------------------------------------------------------------------------------
 
-    def watermarks(self, ends: Offsets) -> dict[int, Watermark]:
+    def _note(self, task: TaskId, before: Committed, now: Committed) -> None:
+        for tp, one in self.program.tasks.get(task, {}).items():
+            name = one.timed + IN
+            if not one.internal and before.times.get(name) != now.times.get(name):
+                self._moved[tp] = self.now_ms()
+
+    def watermarks(self) -> dict[int, Watermark]:
         """By sub-topology that has tasks here."""
         with self._lock:
             here, known = self._here(), {**self._others, **self._here()}
+            furthest = max((one.ms for one in self._sources(known)), default=UNKNOWN)
             found: dict[int, Watermark] = {}
-            for task in sorted(here):
+            sinks = self.program.sinks
+            # Who is silent is not waited for, unless all are.
+            quiet = {
+                task
+                for task, one in here.items()
+                if task in sinks and all(told(one.times, sink).silent for sink in sinks[task])
+            }
+            for task in sorted(here, key=lambda task: (task in quiet, task)):
                 for tp, one in self.program.tasks.get(task, {}).items():
                     ms = here[task].times.get(one.timed + IN, UNKNOWN)
-                    silent = tp in self._silent
                     before = found.get(task.subtopology)
-                    if silent or (before is not None and before.ms <= ms):
-                        continue
-                    found[task.subtopology] = Watermark(ms, self._holder(tp, one, ms, known, ends))
+                    if before is None or (ms < before.ms and task not in quiet):
+                        held_by = self._holder(tp, ms, known)
+                        found[task.subtopology] = Watermark(
+                            ms,
+                            None if held_by is None else held_by.input,
+                            0 if held_by is None else max(0, furthest - held_by.ms),
+                            None if held_by is None else self._moved.get(held_by.input),
+                        )
             return found
 
+    def _sources(self, known: Mapping[TaskId, Committed]) -> Iterable[Slowest]:
+        for task, one in known.items():
+            for tp, source in self.program.tasks.get(task, {}).items():
+                if not source.internal:
+                    yield Slowest(tp, one.times.get(source.timed + IN, UNKNOWN))
+
     def _holder(
-        self,
-        tp: TopicPartition,
-        one: TimedInput,
-        ms: int,
-        known: Mapping[TaskId, Committed],
-        ends: Offsets,
-    ) -> Slowest:
-        seen: set[str] = set()
-        while one.internal and tp.topic not in seen:
-            seen.add(tp.topic)
+        self, tp: TopicPartition, ms: int, known: Mapping[TaskId, Committed]
+    ) -> Slowest | None:
+        """The source partition that the time ``ms`` of an input comes from, by who writes it."""
+        seen: set[TopicPartition] = set()
+        while tp.topic in self.program.writers:
             said = [
                 (told(known.get(task, NOTHING).times, sink), task)
                 for task, sink in self.program.written(tp.topic)
             ]
             going = [(at.ms, task) for at, task in said if not at.silent]
-            if not going:
-                return Slowest(None, ms)
-            _, task = min(going)
-            times = known.get(task, NOTHING).times
-            inputs = self.program.tasks.get(task, {})
-            if not inputs:
-                return Slowest(None, ms)
-            ms, tp, one = min(
-                (times.get(source.timed + IN, UNKNOWN), log, source)
-                for log, source in inputs.items()
+            inputs = self.program.tasks.get(min(going)[1], {}) if going else {}
+            if tp in seen or not inputs:
+                return None
+            seen.add(tp)
+            times = known.get(min(going)[1], NOTHING).times
+            ms, tp = min(
+                (times.get(source.timed + IN, UNKNOWN), log) for log, source in inputs.items()
             )
         return Slowest(tp, ms)
 

@@ -216,6 +216,10 @@ function lags(view) {
   fill("lags", [["topic"], ["partition", true], ["lag", true], ["grows by", true], ...(spread ? [["at"]] : [])],
     view.rows.map((row) => [row.topic, row.partition, whole(row.lag), grows(row), ...(spread ? [row.host || "here"] : [])]),
     "No active task runs here.");
+  at("times").hidden = !view.times.length;
+  fill("times", [["event time of sub-topology", true], ["is"], ["waits for"], ["which is behind by"], ["and got on last at"]],
+    view.times.map((row) => [row.subtopology, known(row.ms) ? new Date(row.ms).toISOString() : "not known yet", row.held_by || "nothing",
+      row.held_by ? seconds(row.behind_s) : "", known(row.since_ms) ? clock(row.since_ms) : ""]), "None.");
   at("misplaced").hidden = !view.misplaced.length;
   fill("misplaced", [["topic with keys in other partitions"], ["keys", true], ["of those looked at", true], ["what to do"]],
     view.misplaced.map((row) => [row.topic, whole(row.misplaced), whole(row.checked), row.cure]), "No key.");

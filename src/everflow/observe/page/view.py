@@ -559,6 +559,7 @@ def _lags(facts: Facts, others: Sequence[OtherInstance]) -> View:
         "more_lag": sum(row["lag"] for row in ranked[MOST_LAGS:]),
         "silent_s": facts.seen.silent_s,
         "misplaced": keys_elsewhere(facts.seen)[:MOST_LAGS],
+        "times": [asdict(one) for one in facts.seen.times[:MOST_LAGS]],
     }
 
 
