@@ -226,7 +226,7 @@ class StreamsConfig:
     # --- keys of our own -------------------------------------------------------------------------
     stream_time: str = _key("highest", OneOf(("highest", "lowest")))
     stream_time_idle_ms: int = _key(30_000, time_ms(0))
-    max_event_time_lead: int = _key(60_000, time_ms(1))
+    max_event_time_lead: int = _key(3_600_000, time_ms(1))
     max_event_time_ahead: int = _key(0, time_ms(0))
     max_batch_records: int = _key(500_000, Between(1, INT64))
     max_batch_bytes: int = _key(256 << 20, Between(1_024, INT64))

@@ -236,7 +236,11 @@ class Group:
             return
         instance, thread = self.owners.pop(task)
         pause_ms = self.chance.choice([1.0, 500.0, 3_000.0])
-        thread.drop([task], lambda _: self.scheduler.after(pause_ms, lambda: self._give(task)))
+
+        def given_up(_: Sequence[ActiveTask]) -> None:
+            self.scheduler.after(pause_ms, lambda: self._give(task))
+
+        thread.drop([task], given_up)
         self.scheduler.wake(instance.process)
 
     def commit(self, request: BatchRequest) -> BatchResult:

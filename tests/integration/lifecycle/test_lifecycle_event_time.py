@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def closed(cluster: Cluster, topic: str) -> dict[tuple[bytes | None, int], int]:
     return found
 
 
-SETTINGS = {"stream_time": "lowest", "stream_time_idle_ms": IDLE_MS}
+SETTINGS: dict[str, Any] = {"stream_time": "lowest", "stream_time_idle_ms": IDLE_MS}
 
 
 def closing(records: list[Record]) -> dict[tuple[bytes | None, int], int]:
