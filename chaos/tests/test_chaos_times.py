@@ -1,0 +1,136 @@
+"""The truth of `./run chaos times`, its comparison, and a slice of it."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from chaos.times_programs import TEXT, program
+from chaos.times_truth import (
+    BEHIND_MS,
+    CLOSING,
+    MINUTE,
+    PARTITIONS,
+    TRUTHS,
+    Record,
+    Seen,
+    differences,
+    sessions,
+    sliding,
+)
+from everflow import serdes
+from everflow.serdes import Serde
+from everflow.testing import TopologyTestDriver
+
+BASE_MS = 1_760_000_400_000
+"""A full hour."""
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_a_seed_draws_the_same_records_and_each_has_a_time_of_its_own(name: str) -> None:
+    truth = TRUTHS[name]
+    records = truth.records(600, BASE_MS, random.Random("1"))
+    assert records == truth.records(600, BASE_MS, random.Random("1"))
+    assert records != truth.records(600, BASE_MS, random.Random("2"))
+    assert len({one.time for one in records}) == len(records)
+    assert {one.topic for one in records} == set(truth.topics)
+
+
+@pytest.mark.parametrize(("name", "topic"), [("windows", "sales"), ("chain", "visits")])
+def test_some_records_are_out_of_order_within_their_grace(name: str, topic: str) -> None:
+    behind = []
+    highest = [0] * PARTITIONS
+    for one in TRUTHS[name].records(6_000, BASE_MS, random.Random("1")):
+        if one.topic == topic and not one.key.startswith(CLOSING):
+            assert one.partition is not None
+            behind.append(highest[one.partition] - one.time)
+            highest[one.partition] = max(highest[one.partition], one.time)
+    late = [ms for ms in behind if ms > 0]
+    assert 0.05 * len(behind) < len(late) < 0.11 * len(behind)
+    assert BEHIND_MS / 2 < max(late) <= BEHIND_MS
+
+
+def test_sessions_end_behind_a_gap() -> None:
+    assert sessions([0, 5, 10, 16, 40], 5) == [(10, 3), (16, 1), (40, 1)]
+
+
+def test_sliding_windows_are_those_of_the_documentation_of_kafka_streams() -> None:
+    found = sliding([(12, 1), (18, 1), (23, 1)], 10)
+    assert found == {2: (1, 1, 12), 13: (2, 2, 23), 8: (2, 2, 18), 19: (1, 1, 23)}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", TRUTHS)
+def test_the_truth_is_what_the_program_gives_for_one_record_after_the_other(name: str) -> None:
+    truth = TRUTHS[name]
+    records = truth.records(240, BASE_MS, random.Random("1"))
+    seen = Seen(truth)
+    with TopologyTestDriver(program(name, str).build()) as driver:
+        inputs = {
+            topic: driver.create_input_topic(topic, TEXT, _json_of(records, topic))
+            for topic in truth.topics
+        }
+        for one in records:
+            inputs[one.topic].pipe_input(one.key, dict(one.value), one.time)
+        for output in truth.outputs:
+            for record in driver.create_output_topic(output, TEXT, TEXT).read_records():
+                value = record.value
+                seen.add(output, record.key, None if value is None else json.loads(value))
+    assert differences(truth.results(records), seen)[:3] == []
+    assert seen.rows
+
+
+def _json_of(records: list[Record], topic: str) -> Serde:
+    """The serde of a topic's values, by one of them."""
+    value = next(one.value for one in records if one.topic == topic)
+    kinds = {int: "bigint", str: "string"}
+    return serdes.json(", ".join(f"{name} {kinds[type(of)]}" for name, of in value.items()))
+
+
+def seen_of(name: str) -> tuple[Any, Seen]:
+    """The results of a program, all of which were seen."""
+    truth = TRUTHS[name]
+    expected = truth.results(truth.records(300, BASE_MS, random.Random("1")))
+    seen = Seen(truth)
+    for (output, key), value in expected.items():
+        seen.add(output, key, value)
+    return expected, seen
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_the_comparison_finds_what_is_missing_more_or_changed(name: str) -> None:
+    expected, seen = seen_of(name)
+    assert not differences(expected, seen)
+    (output, key), other = next(iter(expected)), list(expected)[-1]
+    seen.rows[other] = {**seen.rows[other], "n": -1}
+    del seen.rows[output, key]
+    seen.rows[output, "nobody"] = {"n": 1}
+    found = {(one.kind, one.key) for one in differences(expected, seen)}
+    if other == (output, key):
+        assert found == {("missing", key), ("extra", "nobody")}
+    else:
+        assert found == {("missing", key), ("changed", other[1]), ("extra", "nobody")}
+
+
+def test_a_result_that_comes_once_must_not_come_again() -> None:
+    expected, seen = seen_of("windows")
+    (output, key), value = next(iter(expected.items()))
+    seen.add(output, key, value)
+    assert [(one.kind, one.key) for one in differences(expected, seen)] == [("again", key)]
+
+
+def test_of_a_table_the_last_row_counts_and_a_tombstone_deletes() -> None:
+    expected, seen = seen_of("bank")
+    seen.add("balances", "stranger", {"balance": 1, "branch": "b"})
+    assert [one.kind for one in differences(expected, seen)] == ["extra"]
+    seen.add("balances", "stranger", None)
+    assert not differences(expected, seen)
+
+
+def test_what_closes_windows_is_no_result() -> None:
+    expected, seen = seen_of("windows")
+    seen.add("totals", f"{CLOSING}3@{BASE_MS + 40 * MINUTE}", {"n": 1, "total": 1})
+    assert not differences(expected, seen)
