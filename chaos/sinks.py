@@ -34,9 +34,10 @@ import psutil  # noqa: E402
 from confluent_kafka import Producer  # noqa: E402
 
 from chaos.elastic_group import Group, GroupFailedError, Process  # noqa: E402
+from chaos.hosted_instances import JOIN, LEAVE  # noqa: E402
 from chaos.report import ChaosReport, tell  # noqa: E402
 from chaos.sink_places import EXACT, KINDS, LEFT_OUT, ROWS, TOTALS, UPSERT, Place, place_of  # noqa: E402
-from chaos.sinks_instance import JOIN, LEAVE, Order, application_of  # noqa: E402
+from chaos.sinks_instance import application_of, order_of  # noqa: E402
 from everflow.kafka.admin import ClusterAdmin  # noqa: E402
 from everflow.records import TopicPartition  # noqa: E402
 from everflow.testing.broker import EmbeddedBroker  # noqa: E402
@@ -177,7 +178,7 @@ class SinkRun:
         left = tuple(one for one in self.members if one not in names)
         self.members = left if word == LEAVE else (*left, *names)
         for name in names:
-            self.group.of(1).tell(str(Order(word, name, self.place.kind, self.place.at)))
+            self.group.of(1).tell(str(order_of(word, name, self.place)))
 
     def begin(self) -> None:
         """A process with the present members."""
@@ -235,8 +236,9 @@ class SinkRun:
     def running(self) -> bool:
         """Whether the members run, and no other."""
         states: dict[str, str] = {}
+        application = application_of(self.place.kind)
         for event in self.group.of(1).events.read():
-            if event.kind == "member" and event.fields["kind"] == self.place.kind:
+            if event.kind == "member" and event.fields["application"] == application:
                 states[event.fields["name"]] = event.fields["state"]
         ended = ("NOT_RUNNING", "CREATED")
         there = {name: state for name, state in states.items() if state not in ended}
