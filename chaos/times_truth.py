@@ -69,7 +69,9 @@ def _times(count: int, base_ms: int, chance: random.Random) -> list[int]:
     return [base_ms + int((at + chance.random() * 0.9) * step) for at in range(count)]
 
 
-def _arrived(records: Iterable[Record], unordered: frozenset[str], chance: random.Random) -> list[Record]:
+def _arrived(
+    records: Iterable[Record], unordered: frozenset[str], chance: random.Random
+) -> list[Record]:
     """In order of arrival: a tenth of the records of ``unordered`` topics comes later."""
 
     def arrival(record: Record) -> float:
@@ -79,7 +81,9 @@ def _arrived(records: Iterable[Record], unordered: frozenset[str], chance: rando
     return sorted(records, key=arrival)
 
 
-def _closers(base_ms: int, of: Callable[[str], Iterable[tuple[str, int | None, str, Value]]]) -> list[Record]:
+def _closers(
+    base_ms: int, of: Callable[[str], Iterable[tuple[str, int | None, str, Value]]]
+) -> list[Record]:
     closers = []
     for time in range(CLOSING_TIMES):
         for at in range(CLOSERS):
@@ -105,7 +109,11 @@ def _visits(count: int, base_ms: int, chance: random.Random) -> list[Record]:
     shops, visitors = 8, max(8, count // 30)
 
     def rate(at: int, shop: str, time: int) -> Record:
-        value = {"shop": shop, "rate": chance.randrange(1, 50), "region": f"region{chance.randrange(5)}"}
+        value = {
+            "shop": shop,
+            "rate": chance.randrange(1, 50),
+            "region": f"region{chance.randrange(5)}",
+        }
         return Record("rates", at % PARTITIONS, f"feed{at}", value, time)
 
     def one(at: int, time: int) -> Record:
@@ -147,7 +155,9 @@ def _changes(count: int, base_ms: int, chance: random.Random) -> list[Record]:
         account = chance.randrange(accounts)
         if chance.random() < 0.3:
             return change(at, account, time)
-        return Record("orders", at % PARTITIONS, f"order{at}", {"account": f"account{account}"}, time)
+        return Record(
+            "orders", at % PARTITIONS, f"order{at}", {"account": f"account{account}"}, time
+        )
 
     first = [change(-1 - at, at, base_ms - accounts + at) for at in range(accounts)]
     return first + [one(at, time) for at, time in enumerate(_times(count, base_ms, chance))]
@@ -162,16 +172,24 @@ def _movements(count: int, base_ms: int, chance: random.Random) -> list[Record]:
     def one(at: int, time: int) -> Record:
         kind, place, amount = chance.random(), at % PARTITIONS, chance.randrange(1, 1000)
         if kind < 0.05:
-            return Record("accounts", None, account(), {"branch": f"branch{chance.randrange(4)}"}, time)
+            return Record(
+                "accounts", None, account(), {"branch": f"branch{chance.randrange(4)}"}, time
+            )
         if kind < 0.35:
-            return Record("deposits", place, f"d{at}", {"account": account(), "amount": amount}, time)
+            return Record(
+                "deposits", place, f"d{at}", {"account": account(), "amount": amount}, time
+            )
         if kind < 0.5:
-            return Record("withdrawals", place, f"w{at}", {"account": account(), "amount": amount}, time)
+            return Record(
+                "withdrawals", place, f"w{at}", {"account": account(), "amount": amount}, time
+            )
         value = {"payer": account(), "payee": account(), "amount": amount}
         return Record("transfers", place, f"t{at}", value, time)
 
     first = [
-        Record("accounts", None, f"account{at}", {"branch": f"branch{at % 4}"}, base_ms - accounts + at)
+        Record(
+            "accounts", None, f"account{at}", {"branch": f"branch{at % 4}"}, base_ms - accounts + at
+        )
         for at in range(accounts - 1)  # the last one may have none
     ]
     return _arrived(
