@@ -6,7 +6,8 @@
 migrate`` strikes both versions and the migrator at named points of migrations (`chaos.migrate`);
 ``./run chaos sinks`` a program that writes rows to sinks outside Kafka (`chaos.sinks`);
 ``./run chaos sources`` kills one of two instances that read files and a table (`chaos.sources`);
-``./run chaos changes`` kills those that copy a database's changes (`chaos.changes`).
+``./run chaos changes`` kills those that copy a database's changes (`chaos.changes`); ``./run chaos
+times`` compares drawn ways to run a program with a plain batch (`chaos.times`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ COMMANDS = {
     "sinks": "chaos.sinks",
     "sources": "chaos.sources",
     "changes": "chaos.changes",
+    "times": "chaos.times",
 }
 
 

@@ -161,7 +161,7 @@ def _bank(builder: StreamsBuilder, topic: Topic) -> None:
     movements = movement(transfers, F.col("value.payer"), F.col("value.payee")).merge(
         movement(deposits, cash, account), movement(withdrawals, account, cash)
     )
-    credits, debits = (
+    received, paid = (
         movements.group_by(F.col(f"value.{side}"), name=f"by-{side}").aggregate(
             total=agg.sum("value.amount"), store=f"of-{side}"
         )
@@ -169,7 +169,7 @@ def _bank(builder: StreamsBuilder, topic: Topic) -> None:
     )
     zero = F.lit(0).cast("bigint")
     balance = F.coalesce(F.col("left.total"), zero) - F.coalesce(F.col("right.total"), zero)
-    balances = credits.outer_join(debits, balance=balance, store="balances").left_join(
+    balances = received.outer_join(paid, balance=balance, store="balances").left_join(
         owners,
         balance=F.col("left.balance"),
         branch=F.coalesce(F.col("right.branch"), F.lit(NOWHERE)),
