@@ -44,6 +44,7 @@ from chaos.times_truth import (  # noqa: E402
     TRUTHS,
     Difference,
     Record,
+    Results,
     Seen,
     Truth,
     differences,
@@ -65,9 +66,10 @@ BACK_MS = 5 * 3_600_000
 """The input begins so long ago: all of it is past, and nothing of it is too old for any topic."""
 IDLE_MS = 3_000
 QUIET_S = 12.0
-"""Without a result for so long, with all input committed, nothing more is waited for: an idle
+"""All input is committed, and for so long there was no result: nothing more is waited for. An idle
 source has moved by then."""
 REPEATED_S = 1.0
+"""Results that are right may become wrong for so long."""
 START_S, EVENT_S, END_S = 300.0, 120.0, 300.0
 POLL_S = 0.1
 SHOWN = 5
@@ -178,9 +180,10 @@ class Load(threading.Thread):
     def send(self, count: int) -> None:
         """The next ones; returns when the broker has them."""
         for one in self._records[self.sent : self.sent + count]:
-            place = {} if one.partition is None else {"partition": one.partition}
             topic, value = topic_of(self._application, one.topic), json.dumps(one.value)
-            self._producer.produce(topic, value, one.key, timestamp=one.time, **place)
+            by_key = -1  # as the producer says
+            place = by_key if one.partition is None else one.partition
+            self._producer.produce(topic, value, one.key, place, timestamp=one.time)
         assert self._producer.flush(60) == 0
         self.sent = min(len(self._records), self.sent + count)
 
@@ -191,7 +194,6 @@ class Reader:
     def __init__(self, bootstrap: str, application: str, truth: Truth) -> None:
         self._outputs = {topic_of(application, output): output for output in truth.outputs}
         self.seen, self.totals, self.not_zero = Seen(truth), 0, 0
-        self.latest_s = time.monotonic()
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap,
@@ -206,11 +208,10 @@ class Reader:
     def read(self) -> None:
         """What has come."""
         while found := self._consumer.consume(20_000, 0.05):
-            self.latest_s = time.monotonic()
             for one in found:
                 assert one.error() is None, one.error()
-                value = one.value()
-                self._add(self._outputs[str(one.topic())], str(one.key(), "utf-8"), value)
+                key = (one.key() or b"").decode()
+                self._add(self._outputs[str(one.topic())], key, one.value())
 
     def _add(self, output: str, key: str, encoded: bytes | None) -> None:
         value = None if encoded is None else json.loads(encoded)
@@ -218,10 +219,6 @@ class Reader:
         if output == "bank" and key == ALL and value is not None:
             self.totals += 1
             self.not_zero += value["total"] != 0
-
-    @property
-    def quiet_s(self) -> float:
-        return time.monotonic() - self.latest_s
 
     def close(self) -> None:
         """Leave the broker."""
@@ -338,20 +335,20 @@ class _DrawRun:
             if not self._members:
                 self._join(one.instances)
 
-    def _end(self, reader: Reader, load: Load, expected: Mapping[Any, Any], total: int) -> None:
+    def _end(self, reader: Reader, load: Load, expected: Results, total: int) -> None:
         """Until the results are those expected, or nothing more is to come."""
-        compared = -1
-        right = False
+        told, since, right = (-1, -1), 0.0, False
 
         def ended() -> bool:
-            nonlocal compared, right
+            nonlocal told, since, right
             reader.read()
-            if reader.seen.read != compared:
-                compared = reader.seen.read
-                right = not differences(dict(expected), reader.seen)
-            if reader.quiet_s < (REPEATED_S if right else QUIET_S) or load.sent < total:
+            now = (reader.seen.read, self._committed())
+            if now != told:
+                told, since = now, time.monotonic()
+                right = not differences(expected, reader.seen)
+            if load.sent < total or told[1] < total:
                 return False
-            return self._committed() >= total
+            return time.monotonic() - since >= (REPEATED_S if right else QUIET_S)
 
         with self._slowed():
             try:

@@ -259,12 +259,12 @@ def priced(records: Sequence[Record]) -> Results:
     for shop, events in ended.items():
         for start, (number, total, latest) in sliding(sorted(events), SLIDING_MS).items():
             at = bisect_right([rate.time for rate in rates[shop]], latest)
-            rate = rates[shop][at - 1].value
+            found = rates[shop][at - 1].value
             results["priced", f"{shop}@{start}"] = {
                 "sessions": number,
                 "visits": total,
-                "rate": rate["rate"],
-                "name": names[rate["region"]],
+                "rate": found["rate"],
+                "name": names[found["region"]],
             }
     return results
 
@@ -287,16 +287,13 @@ def books(records: Sequence[Record]) -> Results:
     """What each account has, what each branch has by its accounts' latest branch, and the total."""
     balances: dict[str, int] = defaultdict(int)
     for record in records:
-        value = record.value
-        legs = {
-            "deposits": lambda v: (CASH, v["account"]),
-            "withdrawals": lambda v: (v["account"], CASH),
-            "transfers": lambda v: (v["payer"], v["payee"]),
-        }.get(record.topic)
-        if legs is not None:
-            payer, payee = legs(value)
-            balances[payer] -= value["amount"]
-            balances[payee] += value["amount"]
+        if record.topic == "accounts":
+            continue
+        value = {"payer": CASH, "payee": CASH, **record.value}
+        if record.topic != "transfers":
+            value["payee" if record.topic == "deposits" else "payer"] = value["account"]
+        balances[value["payer"]] -= value["amount"]
+        balances[value["payee"]] += value["amount"]
     where = {one.key: one.value["branch"] for one in in_time(records, "accounts")}
     branches: dict[str, list[int]] = defaultdict(list)
     for account, balance in balances.items():
