@@ -84,7 +84,7 @@ def _arrived(
 def _closers(
     base_ms: int, of: Callable[[str], Iterable[tuple[str, int | None, str, Value]]]
 ) -> list[Record]:
-    closers = []
+    closers: list[Record] = []
     for time in range(CLOSING_TIMES):
         for at in range(CLOSERS):
             for topic, partition, key, value in of(f"{CLOSING}{at}"):

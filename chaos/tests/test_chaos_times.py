@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chaos.times import DRAIN, EVENTS, HIGHEST, KILL, LOWEST, NOTHING, Draw, base_of, draw, run
 from chaos.times_programs import TEXT, program
 from chaos.times_truth import (
     BEHIND_MS,
@@ -134,3 +137,49 @@ def test_what_closes_windows_is_no_result() -> None:
     expected, seen = seen_of("windows")
     seen.add("totals", f"{CLOSING}3@{BASE_MS + 40 * MINUTE}", {"n": 1, "total": 1})
     assert not differences(expected, seen)
+
+
+def test_a_seed_draws_the_same_way_and_many_draw_each_kind() -> None:
+    names = list(TRUTHS)
+    draws = [draw(seed, names, 6_000) for seed in range(200)]
+    assert draws == [draw(seed, names, 6_000) for seed in range(200)]
+    assert {one.program for one in draws} == set(TRUTHS)
+    assert {one.event for one in draws} == set(EVENTS)
+    assert {(one.threads, one.instances) for one in draws} == {
+        (threads, instances) for threads in (1, 2, 4) for instances in (1, 2, 3)
+    }
+    assert {one.live for one in draws} == {True, False}
+    assert (min(one.batch for one in draws), max(one.batch for one in draws)) == (1, 500_000)
+
+
+def drawn(program: str, threads: int, **other: Any) -> Draw:
+    """A backlog for one instance that takes all in large batches."""
+    plain = Draw(7, program, threads, 1, 500_000, 6_000, False, NOTHING, 0.3)
+    return plain._replace(**other)
+
+
+@pytest.mark.broker
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_with_the_highest_time_two_threads_lose_what_one_keeps(tmp_path: Path) -> None:
+    draws = [drawn("windows", 1), drawn("windows", 2, seed=8)]
+    one, two = run(draws, HIGHEST, tmp_path, base_of(time.time()))
+    assert one.clean, one.told()
+    assert not two.failure
+    assert two.dropped > 1_000
+    assert {difference.kind for difference in two.found} == {"changed", "missing"}
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.spark
+@pytest.mark.timeout(1_500)
+@pytest.mark.parametrize("name", TRUTHS)
+def test_with_the_lowest_time_there_is_one_answer(name: str, tmp_path: Path) -> None:
+    draws = [
+        drawn(name, 2),
+        drawn(name, 1, instances=2, batch=500, event=KILL, seed=8),
+        drawn(name, 4, live=True, event=DRAIN, seed=9),
+    ]
+    outcomes = run(draws, LOWEST, tmp_path, base_of(time.time()))
+    assert all(one.clean for one in outcomes), [one.told() for one in outcomes]
