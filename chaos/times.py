@@ -355,7 +355,8 @@ class _DrawRun:
                 self._wait("the end of the results", ended, END_S)
             except GroupTimeoutError as error:
                 print(error, flush=True)
-                self._outcome.failure = f"not ended after {END_S:.0f} s"
+                done = f"{self._committed()} of {total} records of the input committed"
+                self._outcome.failure = f"not ended after {END_S:.0f} s, {done}"
 
     @contextmanager
     def _slowed(self) -> Iterator[None]:
