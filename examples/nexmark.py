@@ -107,13 +107,8 @@ def q3(events: KStream) -> KStream:
         .select_key(F.col("value.id"))
         .to_table(store="auctions")
     )
-    return auctions.join(
-        persons,
-        on=F.col("value.seller"),
-        name="sellers",
-        **_fields("right", "name city state"),
-        id=F.col("left.id"),
-    ).to_stream()
+    row = F.struct("right.name", "right.city", "right.state", "left.id")
+    return auctions.join(persons, row, on=F.col("value.seller"), name="sellers").to_stream()
 
 
 def _bids_in_time(events: KStream, **fields: Column) -> KStream:
@@ -174,8 +169,8 @@ def q5(events: KStream) -> KStream:
     return (
         counts.to_stream()
         .map(
-            F.col("key.start"),
-            F.struct(F.col("key.key").alias("auction"), F.col("value").alias("num")),
+            key=F.col("key.start"),
+            value=F.struct(F.col("key.key").alias("auction"), F.col("value").alias("num")),
         )
         .group_by_key(name="by-window")
         .aggregate(
@@ -191,9 +186,7 @@ def q5(events: KStream) -> KStream:
 def q7(events: KStream) -> KStream:
     """**Highest bid** of every ten seconds, with all its fields. All bids are of one group, so they
     meet in one task. Of several bids with the highest price the first one is kept."""
-    bid = F.struct(
-        *(F.col(f"value.{name}") for name in "auction bidder price dateTime extra".split())
-    )
+    bid = F.struct(*_fields("value", "auction bidder price dateTime extra").values())
     return (
         _bids(events)
         .map_values(bid=bid, best=_best_first())

@@ -1,1 +1,1 @@
-"""NEXMark: its events, what the queries' results are to be, and its programs (`./run bench nexmark`)."""
+"""NEXMark (`./run bench nexmark`): its events, its programs, and what their results are to be."""

@@ -15,8 +15,8 @@ from functools import cache
 
 PERSONS, AUCTIONS, BIDS = 1, 3, 46
 EPOCH = PERSONS + AUCTIONS + BIDS
-# The last 20 s of a day and what follows, so that the queries by day have two of them.
-BEGIN_MS = 1_700_006_400_000 - 20_000
+# The last 5 s of a day and what follows, so that the queries by day have two of them.
+BEGIN_MS = 1_700_006_400_000 - 5_000
 EVENTS_PER_MS = 1
 
 FIRST_PERSON = FIRST_AUCTION = 1000
@@ -90,7 +90,7 @@ def _text() -> str:
 
 @cache
 def _url(channel: int) -> str:
-    """Of a channel; nine of ten have its number in it, but those below 0, which are the hot ones'."""
+    """Of a channel. Nine of ten have its number in it, the hot ones, below 0, do not."""
     draws = _Draws(-10 - CHANNELS - channel)
     path = "/".join(draws.name(5) for _ in range(3))
     ends = f"&channel_id={channel}" if channel >= 0 and draws.below(10) else ""

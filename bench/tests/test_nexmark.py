@@ -16,9 +16,9 @@ from everflow import serdes
 from everflow.testing import TopologyTestDriver
 from nexmark import QUERIES, program
 
-RECORDS = 25_000
+RECORDS = 10_000
 PARTITIONS = 4
-BATCHES = 5
+BATCHES = 3
 
 
 def test_an_event_is_the_same_every_time_and_of_fifty_three_are_auctions() -> None:
