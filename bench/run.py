@@ -8,6 +8,7 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,9 @@ from bench.growth.limits import CannotMeasureError
 from bench.growth.state import StateGrowsError
 from bench.java_program import FLINK_MAIN, FLINK_SOURCES, NoJavaCompilerError, java_command
 from bench.migrate import measure as migrate
+from bench.nexmark.truth import truths
 from bench.programs import drain, live
-from bench.programs.catalogue import OPERATORS, PROGRAMS, WHOLE
+from bench.programs.catalogue import NEXMARK, OPERATORS, PROGRAMS, WHOLE, Finals
 from bench.programs.marks import print_marks
 from bench.readers import measure as readers
 from bench.results import Measurement, print_rows, summarise, write_json
@@ -70,7 +72,7 @@ from bench.topics import PARTITIONS, warm_broker
 from bench.verify import WrongOutputError
 
 GUARANTEES = ("exactly_once_v2", "at_least_once")
-OF_PROGRAMS = ("programs", "operators")
+OF_PROGRAMS = ("programs", "operators", "nexmark")
 BESIDE_KAFKA_STREAMS = (
     *OF_PROGRAMS,
     "throughput",
@@ -217,6 +219,7 @@ def _parser() -> argparse.ArgumentParser:
         "--alone", action="store_true", help="schemas: the serdes alone, without the programs"
     )
     _add_programs(parser)
+    _add_nexmark(parser)
     _add_latency(parser)
     _add_elastic(parser)
     _add_growth(parser)
@@ -295,6 +298,14 @@ def _add_programs(parser: argparse.ArgumentParser) -> None:
         type=_one_of(MEASURES),
         default=MEASURES,
         help=f"of {','.join(MEASURES)} (default both)",
+    )
+
+
+def _add_nexmark(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--queries",
+        type=_one_of(NEXMARK),
+        help=f"nexmark: of {','.join(NEXMARK)} (default all)",
     )
 
 
@@ -588,12 +599,34 @@ def _programs(
         measured_s=options.seconds or 10.0,
         partitions=options.partitions,
     )
+    if options.bench == "nexmark":
+        yield from _nexmark(options, full, bootstrap_servers, launchers, folder)
+        return
     listed = options.programs or (OPERATORS if options.bench == "operators" else WHOLE)
     for program in map(PROGRAMS.__getitem__, listed):
         if "throughput" in options.measure:
             yield from drain.measure(full, program, bootstrap_servers, launchers, folder)
         if "latency" in options.measure and program.live:
             yield from live.measure(tail, program, bootstrap_servers, launchers, folder)
+
+
+def _nexmark(
+    options: argparse.Namespace,
+    plan: drain.DrainPlan,
+    bootstrap_servers: str,
+    launchers: Mapping[str, Launcher],
+    folder: Path,
+) -> Iterator[Measurement]:
+    """Exactly once, where nothing else is asked for."""
+    once = replace(plan, guarantees=options.guarantee or GUARANTEES[:1])
+    queries = options.queries or NEXMARK
+    expected: dict[int, dict[str, Finals]] = {}
+    for program in map(PROGRAMS.__getitem__, queries):
+        records = plan.records or program.records
+        if records not in expected:
+            expected[records] = truths(queries, records, folder)
+        truth = expected[records][program.name]
+        yield from drain.measure(once, program, bootstrap_servers, launchers, folder, truth)
 
 
 def _throughput(options: argparse.Namespace) -> throughput.ThroughputPlan:

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from bench.apps.topic_names import INPUT_TOPIC_VARIABLE, OUTPUT_TOPIC_VARIABLE
+from bench.programs.catalogue import NEXMARK
 
 EVERFLOW = "everflow"
 # With a Spark job for each batch: the road that is left where Spark's code cannot be called.
@@ -46,6 +47,7 @@ _PROGRAMS = {
     SINKS: "bench.sinks.program:builder",
     "trades-avro": "bench.schemas.programs:trades_avro",
     "trades-protobuf": "bench.schemas.programs:trades_protobuf",
+    **{query: f"bench.nexmark.programs:{query}" for query in NEXMARK},
 }
 """Those that are not in `bench.programs.topologies`."""
 
@@ -200,14 +202,19 @@ def everflow_launch(job: Job) -> Launch:
         job.bootstrap_servers,
     ]
     command += [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
-    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = {
         INPUT_TOPIC_VARIABLE: job.input_topic,
         OUTPUT_TOPIC_VARIABLE: job.output_topic,
-        "PYTHONPATH": python_path,
+        "PYTHONPATH": _python_path(ROOT),
         "PYTHONUNBUFFERED": "1",
     }
     return Launch(command, environment)
+
+
+def _python_path(checkout: Path) -> str:
+    """The checkout, and its examples, some of which are programs of a bench."""
+    own = [str(checkout), str(checkout / "examples")]
+    return os.pathsep.join(filter(None, [*own, os.environ.get("PYTHONPATH", "")]))
 
 
 def _target(program: str) -> str:
@@ -244,13 +251,10 @@ def everflow_before_launcher(checkout: Path) -> Launcher:
 
     def launch(job: Job) -> Launch:
         here = everflow_launch(job)
-        path = os.pathsep.join(
-            filter(None, [str(checkout.resolve()), os.environ.get("PYTHONPATH", "")])
-        )
         return replace(
             here,
             command=[str(python), *here.command[1:]],
-            environment={**here.environment, "PYTHONPATH": path},
+            environment={**here.environment, "PYTHONPATH": _python_path(checkout.resolve())},
         )
 
     return launch

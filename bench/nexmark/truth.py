@@ -3,21 +3,28 @@
 A query gives rows of the columns of a result, and `key`: text, or numbers, which stand in the
 record's key one after the other, 8 bytes each, as a windowed key has them (a session: its end
 before its start). The texts are NEXMark's; where they differ, the comment says why.
+
+`python -m bench.nexmark.truth ...` is a process of its own: its JVM is gone when a system is
+measured.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import pickle
 import struct
-from collections.abc import Iterable, Mapping
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.nexmark.generator import event
-
-Finals = Mapping[tuple[str, bytes], Any]
+from bench.programs.catalogue import Finals
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
@@ -99,7 +106,7 @@ SQL = {
                     PARTITION BY bidder ORDER BY dateTime) <= 10000 THEN 0 ELSE 1 END AS new
                 FROM bid))
         GROUP BY bidder, session""",
-    # Windows of the clock are others in each run: the sum of a bidder's (`over_all_windows`).
+    # Windows of the clock are others in each run: the sum of a bidder's (in the catalogue).
     "q12": "SELECT array(bidder) AS key, bidder, count(*) AS bid_count FROM bid GROUP BY bidder",
     "q16": f"""
         SELECT concat_ws('|', channel, {_DAY}) AS key, channel, {_DAY} AS day,
@@ -134,16 +141,6 @@ SQL = {
             a.category, a.extra AS auction_extra
         FROM bid b JOIN auction a ON b.auction = a.id WHERE a.category = 10""",
 }
-
-
-def over_all_windows(results: Finals) -> Finals:
-    """Of `q12`: the bids of each bidder, added up over the windows of the clock."""
-    added: dict[tuple[str, bytes], Any] = {}
-    for (branch, key), value in results.items():
-        place = branch, key[:8]
-        before = added.get(place, {"bid_count": 0})["bid_count"]
-        added[place] = {"bidder": value["bidder"], "bid_count": before + value["bid_count"]}
-    return added
 
 
 KINDS = ("person", "auction", "bid")
@@ -191,3 +188,44 @@ def _key_bytes(key: str | Iterable[int]) -> bytes:
     if isinstance(key, str):
         return key.encode()
     return b"".join(struct.pack(">q", part) for part in key)
+
+
+def truths(queries: Sequence[str], records: int, folder: Path) -> dict[str, Finals]:
+    """`truth` of several queries over the first `records` events, by a process that has ended.
+
+    Raises `RuntimeError` with what it said where it failed.
+    """
+    file = folder / f"truth-{records}.pickle"
+    command = [sys.executable, "-m", "bench.nexmark.truth", str(records), str(file), *queries]
+    done = subprocess.run(
+        command,
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"Spark's batch SQL failed:\n{done.stdout}{done.stderr}")
+    found: dict[str, Finals] = pickle.loads(file.read_bytes())
+    return found
+
+
+def main() -> None:
+    """Write the truths of the queries to the file."""
+    from everflow.spark.session import get_session
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("records", type=int)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("queries", nargs="+", choices=SQL)
+    options = parser.parse_args()
+    spark = get_session()
+    views(spark, options.records)
+    options.file.write_bytes(
+        pickle.dumps({query: truth(spark, query) for query in options.queries})
+    )
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

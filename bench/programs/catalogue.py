@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.nexmark import generator
+
 # A day's midnight, UTC, less two hours: the windows of a day are two.
 BEGIN_MS = 1_700_006_400_000 - 2 * 3_600_000
 MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
 
 Row = tuple[bytes, bytes]
+Finals = Mapping[tuple[str, bytes], Any]
+"""Branch and key -> the last value under it."""
 
 
 class Kind(enum.Enum):
@@ -26,6 +30,7 @@ class Kind(enum.Enum):
     VECTORISED = "vectorised"
     OPERATORS = "operators"
     OPERATORS_OF_FUNCTIONS = "operators of functions"
+    NEXMARK = "NEXMark"
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class Program:
     # The output key (its windows aside) that this record's result comes under; None: filtered out.
     result_key: Callable[[int], bytes | None]
     span_ms: int = 100_000
+    begin_ms: int = BEGIN_MS
     # Record time since the begin, by number and the records of the run; None: evenly.
     time_of: Callable[[int, int], int] | None = None
     # What is behind the output topic's name, for each topic.
@@ -54,14 +60,18 @@ class Program:
     live: bool = True
     # Settings of Kafka Streams under at-least-once; the note says why they are not its defaults.
     at_least_once: Mapping[str, str] = field(default_factory=dict)
+    # What of the final values is compared; others are what a run's clock makes of them.
+    compared: Callable[[Finals], Finals] = field(default=lambda values: values)
+    # Whether Kafka Streams has it (`bench/java`).
+    in_kafka_streams: bool = True
 
     def times_ms(self, records: int) -> Iterator[int]:
         """The times of the records of a throughput run."""
         for number in range(records):
             if self.time_of is None:
-                yield BEGIN_MS + self.span_ms * number // records
+                yield self.begin_ms + self.span_ms * number // records
             else:
-                yield BEGIN_MS + self.time_of(number, records)
+                yield self.begin_ms + self.time_of(number, records)
 
     def plain_key(self, key: bytes) -> bytes:
         """An output key without its window."""
@@ -290,6 +300,37 @@ def _count(value: bytes) -> int:
     return int(struct.unpack(">q", value)[0])
 
 
+def over_all_windows(results: Finals) -> Finals:
+    """Of the query with windows of the clock: the bids of each bidder in all of them."""
+    added: dict[tuple[str, bytes], Any] = {}
+    for (branch, key), value in results.items():
+        place = branch, key[:8]
+        before = added.get(place, {"bid_count": 0})["bid_count"]
+        added[place] = {"bidder": value["bidder"], "bid_count": before + value["bid_count"]}
+    return added
+
+
+NEXMARK_IN_KAFKA_STREAMS = ("q0", "q1", "q2", "q3", "q4", "q5", "q7", "q8")
+NEXMARK = (*NEXMARK_IN_KAFKA_STREAMS, "q9", "q11", "q12", "q16", "q17", "q18", "q19", "q20")
+"""What `bench nexmark` runs: the queries of examples/nexmark.py."""
+
+
+def _query(name: str) -> Program:
+    return Program(
+        name,
+        Kind.NEXMARK,
+        500_000,
+        generator.event,
+        # A result is of several events, and its event's time is not that of sending.
+        lambda number: None,
+        begin_ms=generator.BEGIN_MS,
+        time_of=lambda number, _: generator.time_ms(number) - generator.BEGIN_MS,
+        live=False,
+        compared=over_all_windows if name == "q12" else lambda values: values,
+        in_kafka_streams=name in NEXMARK_IN_KAFKA_STREAMS,
+    )
+
+
 PROGRAMS = {
     program.name: program
     for program in (
@@ -341,6 +382,7 @@ PROGRAMS = {
         Program("once", Kind.OPERATORS, 500_000, _payment, _paid),
         Program("bursts", Kind.OPERATORS, 500_000, _reading, _sensor, window_bytes=8),
         Program("accounts", Kind.OPERATORS_OF_FUNCTIONS, 500_000, _booking, _customer),
+        *map(_query, NEXMARK),
     )
 }
 WHOLE = ("trades", "flights", "words", "sessions", "baskets", "invoices", "split", "chain")

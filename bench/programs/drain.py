@@ -14,9 +14,9 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient
 
 from bench.memory import MemoryPeak
-from bench.programs.catalogue import Program
+from bench.programs.catalogue import Finals, Program
 from bench.programs.left import Leftovers
-from bench.programs.outputs import Finals, compare, finals
+from bench.programs.outputs import compare, finals
 from bench.results import Measurement
 from bench.systems import (
     FLINK_SQL,
@@ -68,9 +68,10 @@ def measure(
     bootstrap_servers: str,
     launchers: Mapping[str, Launcher],
     log_folder: Path,
+    truth: Finals | None = None,
 ) -> Iterator[Measurement]:
     """Load the program's input, then let the systems take turns; a run's figures are yielded when
-    its output equals that of the first run."""
+    its output equals the truth, or without one that of the first run."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     records = plan.records or program.records
     input_topic = f"programs-{program.name}-input"
@@ -80,12 +81,8 @@ def measure(
         bootstrap_servers, input_topic, map(program.row, range(records)), program.times_ms(records)
     )
     print(f"{program.name}: loaded {records:,} records in {time.monotonic() - began:.1f} s")
-    first: tuple[str, Finals] | None = None
-    able = {
-        system: launcher
-        for system, launcher in launchers.items()
-        if system != FLINK_SQL or flink_script(program.name) is not None
-    }
+    first = None if truth is None else ("Spark's batch SQL", truth)
+    able = {system: launcher for system, launcher in launchers.items() if _has(system, program)}
     for guarantee, run, system, launcher in turns(plan.guarantees, plan.runs, able):
         job = _job(plan, program, bootstrap_servers, system, guarantee, run, records)
         create_topics(
@@ -103,6 +100,12 @@ def measure(
         case = case_name(program.name, plan.partitions)
         yield from _measurements(case, system, guarantee, run, records, drained, len(output))
     delete_topics(admin, input_topic)
+
+
+def _has(system: str, program: Program) -> bool:
+    if system == FLINK_SQL:
+        return flink_script(program.name) is not None
+    return system in OURS or program.in_kafka_streams
 
 
 def _job(

@@ -17,6 +17,7 @@ KIND_MARKS = {
     Kind.VECTORISED: 3.0,
     Kind.OPERATORS: 4.0,
     Kind.OPERATORS_OF_FUNCTIONS: 1.0,
+    Kind.NEXMARK: 1.0,
 }
 LATENCY_RATE = "1000"
 LATENCY_MARKS = {"latency_p50": 0.6, "latency_p99": 1.0}
@@ -64,7 +65,7 @@ def _bound(row: Row, other: str) -> tuple[float | None, bool]:
     case, _, rate = row.case.partition(" at ")
     name = case.partition(",")[0]
     if row.metric == "throughput":
-        if other == FLINK_SQL:
+        if other == FLINK_SQL and PROGRAMS[name].kind is not Kind.NEXMARK:
             return FLINK_MARK, True
         columns = 5.0 if row.guarantee == EXACTLY_ONCE else 3.0
         return KIND_MARKS.get(PROGRAMS[name].kind, columns), True

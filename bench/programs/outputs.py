@@ -6,23 +6,23 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.programs.catalogue import Program
+from bench.programs.catalogue import Finals, Program
 from bench.verify import WrongOutputError, read_all
 
 # Sums of floats depend on the order of their records.
 RELATIVE_TOLERANCE = 1e-9
 SHOWN = 3
 
-Finals = Mapping[tuple[str, bytes], Any]
-
 
 def finals(program: Program, bootstrap_servers: str, output_topic: str) -> Finals:
-    """Branch and key -> the last value under it; a key whose last value is null is not there."""
+    """What of the final values is compared; a key whose last value is null is not there."""
     last: dict[tuple[str, bytes], bytes] = {}
     for branch in program.branches:
         for key, value in read_all(bootstrap_servers, output_topic + branch):
             last[branch, key] = value
-    return {place: program.decode(value) for place, value in last.items() if value}
+    return program.compared(
+        {place: program.decode(value) for place, value in last.items() if value}
+    )
 
 
 def compare(program: Program, system: str, got: Finals, reference: str, expected: Finals) -> None:
