@@ -131,6 +131,7 @@ def kafka_streams_launcher(java: list[str], group_protocol: str = "classic") -> 
 
 # A window closes at the end of the input, as in a run that goes on it would a grace later.
 _FLINK_SCRIPTS = Path(__file__).with_name("flink")
+_FLINK_NEXMARK = _FLINK_SCRIPTS / "nexmark"
 _FLINK_OPENED = ("java.lang", "java.net", "java.nio", "java.util", "java.util.concurrent")
 _FLINK_GUARANTEES = {
     "exactly_once_v2": ("EXACTLY_ONCE", "exactly-once"),
@@ -140,8 +141,8 @@ _FLINK_GUARANTEES = {
 
 def flink_script(program: str) -> Path | None:
     """The program in Flink's SQL; None where it has functions of its own."""
-    script = _FLINK_SCRIPTS / f"{program}.sql"
-    return script if script.is_file() else None
+    found = (_FLINK_SCRIPTS / f"{program}.sql", _FLINK_NEXMARK / f"{program}.sql")
+    return next((script for script in found if script.is_file()), None)
 
 
 def flink_launcher(java: list[str]) -> Launcher:
@@ -161,6 +162,8 @@ def flink_launcher(java: list[str]) -> Launcher:
             "execution.checkpointing.dir": (job.state_dir / "checkpoints").as_uri(),
             "parallelism.default": str(job.threads),
             "table.local-time-zone": "UTC",
+            # Each key's results come from one task, in order: they need no store of their own.
+            "table.exec.sink.upsert-materialize": "NONE",
         }
         opened = [
             part
@@ -170,7 +173,8 @@ def flink_launcher(java: list[str]) -> Launcher:
         arguments = [f"{name}={value}" for name, value in values.items()]
         script = flink_script(job.program)
         assert script is not None, f"Flink has no script of {job.program}"
-        command = [java[0], *opened, *java[1:], str(script), *arguments]
+        scripts = [_FLINK_NEXMARK / "events.sql", script] if job.program in NEXMARK else [script]
+        command = [java[0], *opened, *java[1:], ",".join(map(str, scripts)), *arguments]
         return Launch(command, ends_when_done=True)
 
     return launch

@@ -15,13 +15,20 @@ import org.apache.flink.table.api.TableEnvironment;
 import org.apache.flink.table.functions.ScalarFunction;
 
 /**
- * Runs one script of Flink SQL on a cluster inside this process: FlinkSql SCRIPT NAME=VALUE... puts the values where the script says
+ * Runs Flink SQL on a cluster inside this process: FlinkSql SCRIPT[,SCRIPT] NAME=VALUE... puts the values where the script says
  * ${NAME}; a name with a dot is a setting of Flink's. It prints RUNNING when the job does, and ends when the job has done its input.
  */
 public final class FlinkSql {
     private static final long POLL_MS = 10;
 
     private FlinkSql() {
+    }
+
+    /** A window's time in ms. */
+    public static final class Millis extends ScalarFunction {
+        public long eval(final LocalDateTime time) {
+            return time.toInstant(ZoneOffset.UTC).toEpochMilli();
+        }
     }
 
     /** The key of a window as Kafka Streams writes it: its begin behind the key; a session's end and begin. */
@@ -34,6 +41,14 @@ public final class FlinkSql {
         public byte[] eval(final String key, final LocalDateTime begin, final LocalDateTime end) {
             final byte[] text = key.getBytes(StandardCharsets.UTF_8);
             return ByteBuffer.allocate(text.length + 16).put(text).putLong(millis(end)).putLong(millis(begin)).array();
+        }
+
+        public byte[] eval(final Long key, final LocalDateTime begin) {
+            return ByteBuffer.allocate(16).putLong(key).putLong(millis(begin)).array();
+        }
+
+        public byte[] eval(final Long key, final LocalDateTime begin, final LocalDateTime end) {
+            return ByteBuffer.allocate(24).putLong(key).putLong(millis(end)).putLong(millis(begin)).array();
         }
 
         private static long millis(final LocalDateTime time) {
@@ -55,7 +70,12 @@ public final class FlinkSql {
         final TableEnvironment tables =
             TableEnvironment.create(EnvironmentSettings.newInstance().inStreamingMode().withConfiguration(configuration).build());
         tables.createTemporarySystemFunction("WINDOW_KEY", WindowKey.class);
-        final JobClient job = start(tables, filled(Files.readString(Path.of(arguments[0])), values));
+        tables.createTemporarySystemFunction("MILLIS", Millis.class);
+        final StringBuilder script = new StringBuilder();
+        for (final String file : arguments[0].split(",")) {
+            script.append(Files.readString(Path.of(file)));
+        }
+        final JobClient job = start(tables, filled(script.toString(), values));
         while (job.getJobStatus().get() != JobStatus.RUNNING) {
             Thread.sleep(POLL_MS);
         }
