@@ -68,6 +68,7 @@ final class Programs {
             case "latest" -> latest(builder, input, output);
             case "bursts" -> bursts(builder, input, output);
             case "accounts" -> accounts(builder, input, output);
+            case "q0", "q1", "q2", "q3", "q4", "q5", "q7", "q8" -> Nexmark.build(program, builder, input, output);
             case "sums-old" -> sums(builder, input, output, "old");
             case "sums-insert" -> sums(builder, input, output, "insert");
             case "sums-rename" -> sums(builder, input, output, "rename");
@@ -530,7 +531,7 @@ final class Programs {
     }
 
     /** Readers and writers of one type each, made once: Jackson's fast way. A null is a null, as in Kafka's own serdes. */
-    private static <T> Serde<T> json(final Class<T> type) {
+    static <T> Serde<T> json(final Class<T> type) {
         final ObjectMapper mapper = new ObjectMapper();
         final ObjectReader reader = mapper.readerFor(type);
         final ObjectWriter writer = mapper.writerFor(type);
