@@ -175,8 +175,7 @@ def truth(spark: SparkSession, query: str) -> Finals:
 
 def _of_rows(rows: DataFrame) -> Finals:
     found: dict[tuple[str, bytes], Any] = {}
-    for row in rows.collect():
-        value = row.asDict(recursive=True)
+    for value in rows.toArrow().to_pylist():
         place = "", _key_bytes(value.pop("key"))
         if place in found:
             raise ValueError(f"two results under {place[1]!r}: {found[place]} and {value}")
