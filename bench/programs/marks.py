@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.programs.catalogue import PROGRAMS, Kind
 from bench.results import Row, print_table
-from bench.systems import EVERFLOW, FLINK_SQL, OURS
+from bench.systems import EVERFLOW, FLINK_SQL, KAFKA_STREAMS, KAFKA_STREAMS_KIP1071, OURS
 
 EXACTLY_ONCE = "exactly_once_v2"
 START_S = 6.0
@@ -19,6 +20,8 @@ KIND_MARKS = {
     Kind.OPERATORS_OF_FUNCTIONS: 1.0,
     Kind.NEXMARK: 1.0,
 }
+# The geometric mean of the ratios of NEXMark's queries, beside which no query may be below 1.
+MEAN_MARKS = {FLINK_SQL: 2.5, KAFKA_STREAMS: 5.0, KAFKA_STREAMS_KIP1071: 5.0}
 LATENCY_RATE = "1000"
 LATENCY_MARKS = {"latency_p50": 0.6, "latency_p99": 1.0}
 OPERATOR_MARKS = {"latency_p50": 1.0}
@@ -46,6 +49,7 @@ class Mark:
 
 def marks(rows: Sequence[Row], system: str) -> Iterator[Mark]:
     """The marks of all figures that `rows` have and that have a bound."""
+    ratios: dict[tuple[str, str], list[float]] = {}
     for own in rows:
         if own.system != system:
             continue
@@ -56,22 +60,31 @@ def marks(rows: Sequence[Row], system: str) -> Iterator[Mark]:
             if other.system in OURS or same != (own.case, own.guarantee, own.metric):
                 continue
             bound, at_least = _bound(own, other.system)
+            if own.metric == "throughput" and _kind(own) is Kind.NEXMARK:
+                ratios.setdefault((own.guarantee, other.system), []).append(own.value / other.value)
             if bound is not None:
                 yield Mark(*same, other.system, own.value / other.value, bound, at_least)
+    for (guarantee, reference), found in ratios.items():
+        mean = statistics.geometric_mean(found)
+        bound = MEAN_MARKS[reference]
+        yield Mark("geometric mean", guarantee, "throughput", reference, mean, bound, True)
+
+
+def _kind(row: Row) -> Kind:
+    return PROGRAMS[row.case.partition(" at ")[0].partition(",")[0]].kind
 
 
 def _bound(row: Row, other: str) -> tuple[float | None, bool]:
     """The bound of the ratio to the `other` system, and whether it is a lower one."""
     case, _, rate = row.case.partition(" at ")
-    name = case.partition(",")[0]
     if row.metric == "throughput":
-        if other == FLINK_SQL and PROGRAMS[name].kind is not Kind.NEXMARK:
+        if other == FLINK_SQL and _kind(row) is not Kind.NEXMARK:
             return FLINK_MARK, True
         columns = 5.0 if row.guarantee == EXACTLY_ONCE else 3.0
-        return KIND_MARKS.get(PROGRAMS[name].kind, columns), True
+        return KIND_MARKS.get(_kind(row), columns), True
     if rate != LATENCY_RATE or row.guarantee != EXACTLY_ONCE or row.system != EVERFLOW:
         return None, False
-    if PROGRAMS[name].kind in (Kind.OPERATORS, Kind.OPERATORS_OF_FUNCTIONS):
+    if _kind(row) in (Kind.OPERATORS, Kind.OPERATORS_OF_FUNCTIONS):
         return OPERATOR_MARKS.get(row.metric), False
     return (TASKS_MARKS if "partitions" in case else LATENCY_MARKS).get(row.metric), False
 
