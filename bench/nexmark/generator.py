@@ -11,6 +11,7 @@ it is 1,000, so that a run of 50,000 records has several windows, and no two eve
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 PERSONS, AUCTIONS, BIDS = 1, 3, 46
@@ -66,7 +67,7 @@ class _Draws:
 
     def price(self) -> int:
         """From 100 to 100,000,000; the logarithm is drawn evenly."""
-        return round(10.0 ** (self.below(1 << 53) / (1 << 53) * 6.0) * 100.0)
+        return round(math.pow(10.0, self.below(1 << 53) / (1 << 53) * 6.0) * 100.0)
 
     def text(self, length: int) -> str:
         start = self.below(_TEXT_SIZE - length)

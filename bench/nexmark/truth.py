@@ -164,7 +164,7 @@ def truth(spark: SparkSession, query: str) -> Finals:
 
     Raises `ValueError` where two rows have one key: the query's results are then no table.
     """
-    before = spark.conf.get(_SHUFFLE_PARTITIONS, "200")
+    before = spark.conf.get(_SHUFFLE_PARTITIONS) or "200"
     # Two hundred small tasks take longer than what they do.
     spark.conf.set(_SHUFFLE_PARTITIONS, "2")
     try:
