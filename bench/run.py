@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -624,7 +625,10 @@ def _nexmark(
     for program in map(PROGRAMS.__getitem__, queries):
         records = plan.records or program.records
         if records not in expected:
+            began = time.monotonic()
             expected[records] = truths(queries, records, folder)
+            took = time.monotonic() - began
+            print(f"Spark's batch SQL over {records:,} events took {took:.1f} s", flush=True)
         truth = expected[records][program.name]
         yield from drain.measure(once, program, bootstrap_servers, launchers, folder, truth)
 
