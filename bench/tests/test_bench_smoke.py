@@ -62,6 +62,11 @@ def test_slope_is_per_thousand_micro_batches() -> None:
             set(),
         ),
         (
+            ["nexmark", "--queries", "q4,q5", "--records", "5000"],
+            {query: f"{STARTED} start" for query in ("q4", "q5")},
+            set(),
+        ),
+        (
             [
                 *("growth", "--dimensions", "keys,sizes,pages", "--keys", "2000"),
                 *("--sizes", "1000", "--records", "10000", "--changed", "10", *PACE),
