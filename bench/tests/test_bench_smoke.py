@@ -63,7 +63,7 @@ def test_slope_is_per_thousand_micro_batches() -> None:
         ),
         (
             ["nexmark", "--queries", "q4,q5", "--records", "5000"],
-            {query: f"{STARTED} start" for query in ("q4", "q5")},
+            dict.fromkeys(("q4", "q5"), f"{STARTED} start"),
             set(),
         ),
         (
