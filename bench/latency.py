@@ -22,7 +22,7 @@ import numpy.typing as npt
 from confluent_kafka.admin import AdminClient
 
 from bench.load.latency_schedule import Phase, schedule, write_schedule
-from bench.memory import ProcessorUse
+from bench.memory import ProcessorUse, tree_memory_mib
 from bench.programs.left import Leftovers
 from bench.results import Measurement
 from bench.systems import ROOT, Job, Launcher, RunningSystem, turns
@@ -99,7 +99,7 @@ def _run_once(
     phases = schedule(plan.rates, plan.warm_up_s, plan.measured_s, plan.idle_s, fill)
     files = log_folder / application_id
     keys = ["--keys", str(plan.keys)]
-    processor = run_live(
+    use = run_live(
         Live(
             job=job,
             output_topics=[job.output_topic],
@@ -113,7 +113,7 @@ def _run_once(
         system,
         launcher,
     )
-    yield from _figures(plan, system, guarantee, run, phases, files, processor)
+    yield from _figures(plan, system, guarantee, run, phases, files, use.processor)
 
 
 def _figures(
@@ -163,11 +163,24 @@ class Live:
     probe: Sequence[str]
     files: Path
     partitions: int
+    # The system may be slower than the sender; then the bench stops waiting for it.
+    may_fall_behind: bool = False
 
 
-def run_live(live: Live, admin: AdminClient, system: str, launcher: Launcher) -> ProcessorUse:
+@dataclass(frozen=True)
+class LiveUse:
+    """What the system used: its processor time, s from the start of the process to RUNNING, and MiB
+    once all was committed. `given_up_ns` (monotonic): when the bench no longer waited for that."""
+
+    processor: ProcessorUse
+    start_s: float
+    memory_mib: float
+    given_up_ns: int | None
+
+
+def run_live(live: Live, admin: AdminClient, system: str, launcher: Launcher) -> LiveUse:
     """Start the system, send, and watch until every record is committed; the job's topics and
-    stores are deleted at the end. Returns the processor time that the system used meanwhile."""
+    stores are deleted at the end."""
     job, files = live.job, live.files
     create_topics(admin, [job.input_topic, *live.output_topics], live.partitions)
     files.mkdir()
@@ -176,14 +189,16 @@ def run_live(live: Live, admin: AdminClient, system: str, launcher: Launcher) ->
         with RunningSystem(system, launcher(job), files / "system.log") as process:
             processor = ProcessorUse(process.pid)
             try:
-                process.wait_running(RUNNING_TIMEOUT_S)
-                _send_and_probe(live, process)
+                running_at = process.wait_running(RUNNING_TIMEOUT_S)
+                given_up_ns = _send_and_probe(live, process)
+                # Not while a latency is measured: reading its pages holds a large process up.
+                memory_mib = tree_memory_mib(process.pid)
             finally:
                 processor.stop()
         delete_topics(admin, job.application_id)
     finally:
         shutil.rmtree(job.state_dir, ignore_errors=True)
-    return processor
+    return LiveUse(processor, running_at - process.started_at, memory_mib, given_up_ns)
 
 
 def processor_shares(
@@ -203,8 +218,9 @@ def processor_shares(
     return shares
 
 
-def _send_and_probe(live: Live, process: RunningSystem) -> None:
-    """Run sender and probe to the end of the schedule, until every record is committed."""
+def _send_and_probe(live: Live, process: RunningSystem) -> int | None:
+    """Run sender and probe to the end of the schedule, until every record is committed. Returns
+    when the bench no longer waited for that (monotonic ns), if so."""
     job, files = live.job, live.files
     servers = ["--bootstrap-servers", job.bootstrap_servers]
     probe_command = [sys.executable, "-m", *live.probe, *servers]
@@ -226,7 +242,7 @@ def _send_and_probe(live: Live, process: RunningSystem) -> None:
                     _wait_for_sender(sender, probe, process)
                 finally:
                     sender.kill()
-            _wait_until_committed(live.job, process)
+            given_up = not _wait_until_committed(live, process)
             # Closing its input ends the probe once it polled what the last commit made visible.
             time.sleep(POLL_INTERVAL_S)
         except BaseException:
@@ -235,6 +251,7 @@ def _send_and_probe(live: Live, process: RunningSystem) -> None:
         probe.communicate()
         if probe.returncode != 0:
             raise RuntimeError(f"the latency probe ended with exit code {probe.returncode}")
+    return time.monotonic_ns() if given_up else None
 
 
 def _wait_for_sender(
@@ -249,8 +266,9 @@ def _wait_for_sender(
         raise RuntimeError(f"the latency sender ended with exit code {sender.returncode}")
 
 
-def _wait_until_committed(job: Job, process: RunningSystem) -> None:
-    """Its input, and its repartition topics."""
+def _wait_until_committed(live: Live, process: RunningSystem) -> bool:
+    """Its input, and its repartition topics; False where a system that may fall behind did."""
+    job = live.job
     ends = end_offsets(job.bootstrap_servers, job.input_topic)
     deadline = time.monotonic() + DRAIN_TIMEOUT_S
     with (
@@ -262,10 +280,13 @@ def _wait_until_committed(job: Job, process: RunningSystem) -> None:
         while (committed := progress.committed_records()) < progress.total_records() or left.any():
             process.check_alive()
             if time.monotonic() > deadline:
+                if live.may_fall_behind:
+                    return False
                 raise process.failure(
                     f"committed {committed:,} of {progress.total_records():,} records sent"
                 )
             time.sleep(POLL_INTERVAL_S)
+    return True
 
 
 def _latencies(

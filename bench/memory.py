@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import psutil
 
 SAMPLE_INTERVAL_S = 0.5
+CLOCK_TICKS = float(os.sysconf("SC_CLK_TCK"))
+C2_THREADS = "C2 CompilerThre"
+"""Linux cuts a thread's name at 15 bytes."""
 _PSS_ANONYMOUS_LINE = re.compile(rb"^Pss_Anon:\s+(\d+) kB", re.MULTILINE)
 _PSS_LINE = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
 
@@ -62,13 +67,36 @@ def tree_processor_s(pid: int) -> float:
     return total
 
 
-class ProcessorUse:
-    """Samples the processor seconds of one process tree every half second on a thread of its own,
-    from construction to `stop()`."""
+def compiler_processor_s(pid: int) -> float:
+    """Processor seconds of the threads of the JVM's optimising compiler, C2, in process ``pid``; 0
+    where Linux' /proc does not show its threads."""
+    total = 0.0
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            name, seconds = thread_use(stat.read_text(errors="replace"))
+        except OSError:
+            continue
+        total += seconds if name.startswith(C2_THREADS) else 0.0
+    return total
 
-    def __init__(self, pid: int) -> None:
+
+def thread_use(stat: str, ticks_per_s: float = CLOCK_TICKS) -> tuple[str, float]:
+    """Name of a thread and its processor seconds, user and system, by `/proc/PID/task/TID/stat`.
+    The name may itself hold blanks and brackets."""
+    head, _, rest = stat.rpartition(")")
+    fields = rest.split()
+    return head.partition("(")[2], (int(fields[11]) + int(fields[12])) / ticks_per_s
+
+
+class ProcessorUse:
+    """Samples the processor seconds of one process tree, or what `of` counts for it, every half
+    second on a thread of its own, from construction to `stop()`."""
+
+    def __init__(self, pid: int, of: Callable[[int], float] = tree_processor_s) -> None:
         self._pid = pid
-        self._seconds: list[tuple[float, float]] = [(time.monotonic(), 0.0)]
+        self._of = of
+        # What a process used before it was watched: differences hold from here on.
+        self._seconds: list[tuple[float, float]] = [(time.monotonic(), of(pid))]
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tree-samples", daemon=True)
         self._thread.start()
@@ -89,7 +117,7 @@ class ProcessorUse:
             self._sample()
 
     def _sample(self) -> None:
-        used = tree_processor_s(self._pid)
+        used = self._of(self._pid)
         # Processes that ended are no longer counted.
         self._seconds.append((time.monotonic(), max(used, self._seconds[-1][1])))
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
+from fractions import Fraction
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from bench import (
     fairness,
     latency,
     memory_growth,
+    report,
     restore,
     scaleout,
     throughput,
@@ -39,16 +43,26 @@ from bench.elastic import Load
 from bench.fleet import worker_lost
 from bench.growth import runs as growth
 from bench.growth.cases import DIMENSIONS, WITHOUT_SYSTEMS, GrowthPlan
-from bench.growth.limits import CannotMeasureError
 from bench.growth.state import StateGrowsError
 from bench.java_program import FLINK_MAIN, FLINK_SOURCES, NoJavaCompilerError, java_command
+from bench.limits import CannotMeasureError
+from bench.load import measure as load
+from bench.load.plan import LoadPlan, paces
+from bench.load.table import table
 from bench.migrate import measure as migrate
 from bench.nexmark.truth import truths
-from bench.programs import drain, live
+from bench.programs import drain
 from bench.programs.catalogue import NEXMARK, OPERATORS, PROGRAMS, WHOLE, Finals
 from bench.programs.marks import print_marks
 from bench.readers import measure as readers
-from bench.results import Measurement, print_rows, summarise, write_json
+from bench.results import (
+    Measurement,
+    print_rows,
+    print_table,
+    results,
+    summarise,
+    write_json,
+)
 from bench.schemas import measure as schemas
 from bench.sinks import measure as sinks
 from bench.systems import (
@@ -58,7 +72,7 @@ from bench.systems import (
     EVERFLOW_UNGUARDED,
     FLINK_SQL,
     KAFKA_STREAMS,
-    KAFKA_STREAMS_KIP1071,
+    KAFKA_STREAMS_SETTINGS,
     OURS,
     SYSTEMS,
     Launcher,
@@ -76,6 +90,7 @@ GUARANTEES = ("exactly_once_v2", "at_least_once")
 OF_PROGRAMS = ("programs", "operators", "nexmark")
 BESIDE_KAFKA_STREAMS = (
     *OF_PROGRAMS,
+    "load",
     "throughput",
     "latency",
     "scaleout",
@@ -87,6 +102,8 @@ BESIDE_KAFKA_STREAMS = (
 )
 BY_ITSELF = ("memory", "backlog", "fairness", "readers", "metrics", "calls", "sinks")
 BENCHES = (*BESIDE_KAFKA_STREAMS, *BY_ITSELF, "connect", "assignor")
+REPORT = "report"
+"""Measures nothing: it makes the tables of docs/PERFORMANCE.md of committed results."""
 MEASURES = ("throughput", "latency")
 KEYS = 100_000
 MIGRATE_KEYS = 20_000
@@ -97,7 +114,14 @@ BROKER_HEAP = "1g"
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0 when every run ended with right output; 1 otherwise, with the reason on
     stderr."""
-    options = _options(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options = _options(given)
+    if options.bench == REPORT:
+        for changed in report.write():
+            print(f"made anew: {changed}")
+        return 0
+    done = results([], command_of(given), datetime.now(tz=timezone.utc).date().isoformat())
+    print(f"machine: the loop takes {done.machine['loop_ms']} ms", flush=True)
     measurements: list[Measurement] = []
     failure: str | None = None
     folder = Path(tempfile.mkdtemp(prefix=f"everflow-bench-{options.bench}-"))
@@ -113,6 +137,9 @@ def main(arguments: list[str] | None = None) -> int:
         ) as bootstrap_servers:
             for measurement in _measure(options, bootstrap_servers, launchers, folder):
                 measurements.append(measurement)
+                if options.json is not None:
+                    # Each time: a run of hours may end badly.
+                    write_json(replace(done, rows=summarise(measurements)), options.json)
     except (
         SystemFailedError,
         WrongOutputError,
@@ -141,21 +168,34 @@ def main(arguments: list[str] | None = None) -> int:
             ),
             KAFKA_STREAMS,
         )
-        print_rows(rows, EVERFLOW, reference)
-        if options.bench in OF_PROGRAMS:
+        if options.bench == load.BENCH:
+            print_table(table(rows, EVERFLOW, reference))
+        else:
+            print_rows(rows, EVERFLOW, reference)
+        if options.bench in (*OF_PROGRAMS, load.BENCH):
             for system in OURS:
                 print_marks(rows, system)
     if options.json is not None:
-        write_json(rows, options.json)
+        write_json(replace(done, rows=rows), options.json)
     if failure is not None:
         print(f"\nbench {options.bench} failed: {failure}", file=sys.stderr)
         return 1
     return 0
 
 
+def command_of(arguments: Sequence[str]) -> str:
+    """The command that makes the same figures again: without the file that they were written to."""
+    kept = list(arguments)
+    if "--json" in kept:
+        place = kept.index("--json")
+        del kept[place : place + 2]
+    return shlex.join(["./run", "bench", *kept])
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("bench", choices=BENCHES, metavar="NAME", help=" | ".join(BENCHES))
+    names = (*BENCHES, REPORT)
+    parser.add_argument("bench", choices=names, metavar="NAME", help=" | ".join(names))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     parser.add_argument(
         "--runs",
@@ -192,7 +232,7 @@ def _parser() -> argparse.ArgumentParser:
         "--partitions",
         type=_numbers,
         help=f"latency, programs: of the input, and so tasks (default {PARTITIONS}); "
-        "growth: several",
+        "load, growth: several",
     )
     parser.add_argument(
         "--bootstrap-servers",
@@ -222,6 +262,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_programs(parser)
     _add_nexmark(parser)
     _add_latency(parser)
+    _add_load(parser)
     _add_elastic(parser)
     _add_growth(parser)
     _add_migrate(parser)
@@ -235,10 +276,14 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if EVERFLOW_BEFORE in options.systems and options.before is None:
         parser.error(f"--systems {EVERFLOW_BEFORE}: --before says which checkout")
+    _check_programs(parser, options)
     if options.bench != "growth":
         keys = MIGRATE_KEYS if options.bench == "migrate" else KEYS
         for name, default in (("keys", keys), ("partitions", PARTITIONS)):
             given = getattr(options, name) or (default,)
+            if options.bench == load.BENCH and name == "partitions":
+                options.partitions = given
+                continue
             if len(given) > 1:
                 parser.error(f"--{name}: {options.bench} takes one number")
             setattr(options, name, given[0])
@@ -247,6 +292,25 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     elif FLINK_SQL in options.systems:
         parser.error(f"--systems: growth has no program for {FLINK_SQL}")
     return options
+
+
+def _check_programs(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.bench in OF_PROGRAMS and "latency" in options.measure:
+        if options.measure != MEASURES:
+            parser.error(f"--measure latency: ./run bench load measures it for {options.bench}")
+        options.measure = ("throughput",)
+    if options.bench == load.BENCH:
+        for program in options.programs or ():
+            if not PROGRAMS[program].live:
+                parser.error(f"--programs {program}: its results wait for a window's end")
+        if KAFKA_STREAMS not in options.systems and any(
+            pace.share is not None and program not in options.ceiling
+            for pace in paces(options.rates, options.shares)
+            for program in options.programs or WHOLE
+        ):
+            parser.error(
+                f"--systems: without {KAFKA_STREAMS} there is no ceiling. Give --ceiling or --rates"
+            )
 
 
 def _is_of_systems(options: argparse.Namespace) -> bool:
@@ -311,20 +375,53 @@ def _add_nexmark(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_latency(parser: argparse.ArgumentParser) -> None:
-    only_latency = parser.add_argument_group("latency, programs, calls")
+    only_latency = parser.add_argument_group("latency, load, calls")
     only_latency.add_argument(
-        "--rates", type=_numbers, default=(100, 1_000, 10_000), help="records/s, comma-separated"
+        "--rates",
+        type=_numbers,
+        help="records/s, comma-separated (latency: 100,1000,10000; load: 100,1000)",
     )
     only_latency.add_argument(
         "--warm-up",
         type=float,
-        help="s per rate, not measured (latency: 20, programs: 8, calls: 10)",
+        help="s per rate, not measured (latency: 20, load: 60, calls: 10)",
     )
     only_latency.add_argument(
-        "--seconds", type=float, help="s per rate, measured (latency: 30, programs: 10, calls: 20)"
+        "--seconds", type=float, help="s per rate, measured (latency: 30, load: 60, calls: 20)"
     )
     only_latency.add_argument(
         "--idle", type=float, default=70.0, help="s without records before the last case"
+    )
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    loaded = parser.add_argument_group("load")
+    loaded.add_argument(
+        "--shares",
+        type=_shares,
+        help="of the ceiling, comma-separated (default 1/4,1/2,3/4, or none if --rates is given)",
+    )
+    loaded.add_argument(
+        "--ceiling",
+        type=_ceilings,
+        default={},
+        metavar="PROGRAM=RECORDS/S,...",
+        help="instead of the throughput of Kafka Streams, which the bench measures first",
+    )
+    loaded.add_argument("--minutes", type=float, help="measured per pace, in place of --seconds")
+    loaded.add_argument(
+        "--cores", type=float, help="hold each instance to so many cores, such as 1 or 0.5"
+    )
+    loaded.add_argument(
+        "--neighbour",
+        action="store_true",
+        help="beside other work in bursts, half of the machine on average",
+    )
+    loaded.add_argument(
+        "--transactions",
+        type=_positive,
+        default=3_000,
+        help="that warm the broker at least (default %(default)s)",
     )
 
 
@@ -430,6 +527,23 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(_positive(part) for part in text.split(","))
 
 
+def _shares(text: str) -> tuple[Fraction, ...]:
+    parts = tuple(Fraction(part) for part in text.split(","))
+    if not all(0 < part <= 1 for part in parts):
+        raise argparse.ArgumentTypeError(f"{text}: a share is above 0, and at most 1")
+    return parts
+
+
+def _ceilings(text: str) -> dict[str, float]:
+    found = {}
+    for part in text.split(","):
+        program, _, rate = part.partition("=")
+        if program not in PROGRAMS:
+            raise argparse.ArgumentTypeError(f"{program} is none of {', '.join(PROGRAMS)}")
+        found[program] = float(rate)
+    return found
+
+
 def _limits(text: str) -> tuple[int, ...]:
     return tuple(0 if part == "0" else _positive(part) for part in text.split(","))
 
@@ -460,6 +574,8 @@ def _measure(
         return _by_itself(options, common, bootstrap_servers, folder)
     if options.bench in OF_PROGRAMS:
         return _programs(options, bootstrap_servers, launchers, folder)
+    if options.bench == load.BENCH:
+        return load.measure(_load(options), bootstrap_servers, launchers, folder)
     if options.bench == "throughput":
         return throughput.measure(_throughput(options), bootstrap_servers, launchers, folder)
     if options.bench == "latency":
@@ -479,12 +595,12 @@ def _measure(
             **common,
         )
         return restore.measure(restoring, bootstrap_servers, launchers, folder)
-    load = Load(
+    sent = Load(
         keys_per_task=options.keys_per_task or KEYS_PER_TASK[options.bench], rate=options.rate
     )
     if options.bench == "scaleout":
         growing = scaleout.ScaleoutPlan(
-            load=load,
+            load=sent,
             runs=options.runs or 1,
             settle_s=options.settle,
             cut_off_s=options.cut_off,
@@ -492,7 +608,7 @@ def _measure(
         )
         return scaleout.measure(growing, bootstrap_servers, launchers, folder)
     losing = failover.FailoverPlan(
-        load=load,
+        load=sent,
         runs=options.runs or 3,
         settle_s=options.settle,
         session_timeout_s=options.session_timeout,
@@ -591,24 +707,31 @@ def _programs(
         partitions=options.partitions,
     )
     warm_broker(AdminClient({"bootstrap.servers": bootstrap_servers}), bootstrap_servers)
-    tail = live.LivePlan(
-        guarantees=options.guarantee or GUARANTEES[:1],
-        rates=options.rates,
-        threads=options.threads,
-        runs=options.runs or 1,
-        warm_up_s=options.warm_up or 8.0,
-        measured_s=options.seconds or 10.0,
-        partitions=options.partitions,
-    )
     if options.bench == "nexmark":
         yield from _nexmark(options, full, bootstrap_servers, launchers, folder)
         return
     listed = options.programs or (OPERATORS if options.bench == "operators" else WHOLE)
     for program in map(PROGRAMS.__getitem__, listed):
-        if "throughput" in options.measure:
-            yield from drain.measure(full, program, bootstrap_servers, launchers, folder)
-        if "latency" in options.measure and program.live:
-            yield from live.measure(tail, program, bootstrap_servers, launchers, folder)
+        yield from drain.measure(full, program, bootstrap_servers, launchers, folder)
+
+
+def _load(options: argparse.Namespace) -> LoadPlan:
+    measured_s = options.seconds if options.minutes is None else options.minutes * 60
+    return LoadPlan(
+        guarantee=(options.guarantee or GUARANTEES)[0],
+        programs=options.programs or WHOLE,
+        paces=paces(options.rates, options.shares),
+        partitions=options.partitions,
+        threads=options.threads,
+        rounds=options.runs or 1,
+        warm_up_s=options.warm_up or 60.0,
+        measured_s=measured_s or 60.0,
+        cores=options.cores,
+        neighbour=options.neighbour,
+        transactions=options.transactions,
+        timeout_s=options.timeout,
+        ceilings=options.ceiling,
+    )
 
 
 def _nexmark(
@@ -647,7 +770,7 @@ def _throughput(options: argparse.Namespace) -> throughput.ThroughputPlan:
 def _latency(options: argparse.Namespace) -> latency.LatencyPlan:
     return latency.LatencyPlan(
         guarantees=options.guarantee or GUARANTEES[:1],
-        rates=options.rates,
+        rates=options.rates or latency.LatencyPlan.rates,
         keys=options.keys,
         threads=options.threads,
         runs=options.runs or 1,
@@ -711,19 +834,18 @@ def _launchers(systems: tuple[str, ...], folder: Path, before: Path | None) -> d
     """Kafka Streams and Flink are compiled once, where one of their systems is asked for."""
     from everflow.jvm import resolve_jars
 
-    group_protocols = {KAFKA_STREAMS: "classic", KAFKA_STREAMS_KIP1071: "streams"}
     launchers: dict[str, Launcher] = {
         EVERFLOW: everflow_launch,
         EVERFLOW_UNGUARDED: everflow_unguarded_launch,
     }
     if before is not None:
         launchers[EVERFLOW_BEFORE] = everflow_before_launcher(before)
-    if any(system in group_protocols for system in systems):
+    if any(system in KAFKA_STREAMS_SETTINGS for system in systems):
         # Java's class path takes the first of a name: Kafka Streams keeps its own libraries.
         jars = [*resolve_jars("streams"), *resolve_jars("schemas")]
         java = java_command(jars, folder / "classes")
-        for system, protocol in group_protocols.items():
-            launchers[system] = kafka_streams_launcher(java, protocol)
+        for system in KAFKA_STREAMS_SETTINGS:
+            launchers[system] = kafka_streams_launcher(java, system)
     if FLINK_SQL in systems:
         flink = java_command(
             resolve_jars("flink"), folder / "flink-classes", FLINK_SOURCES, FLINK_MAIN

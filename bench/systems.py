@@ -31,10 +31,28 @@ EVERFLOW_BEFORE = "everflow-before"
 KAFKA_STREAMS = "kafka-streams"
 # With the protocol of KIP-1071, `group.protocol=streams`; the plain name is the classic one.
 KAFKA_STREAMS_KIP1071 = "kafka-streams-kip1071"
+# Both with state stores that are transactional (KIP-892), which Kafka 4.4 has off by default.
+KAFKA_STREAMS_TRANSACTIONAL = "kafka-streams-transactional"
+KAFKA_STREAMS_KIP1071_TRANSACTIONAL = "kafka-streams-kip1071-transactional"
 # Throughput of the programs that SQL can say: bench/flink has a script for each.
 FLINK_SQL = "flink-sql"
 OURS = (EVERFLOW, EVERFLOW_UNGUARDED, EVERFLOW_BEFORE)
-SYSTEMS = (KAFKA_STREAMS, KAFKA_STREAMS_KIP1071, FLINK_SQL, *OURS)
+SYSTEMS = (
+    KAFKA_STREAMS,
+    KAFKA_STREAMS_KIP1071,
+    KAFKA_STREAMS_TRANSACTIONAL,
+    KAFKA_STREAMS_KIP1071_TRANSACTIONAL,
+    FLINK_SQL,
+    *OURS,
+)
+_TRANSACTIONAL = {"enable.transactional.statestores": "true"}
+KAFKA_STREAMS_SETTINGS: Mapping[str, Mapping[str, str]] = {
+    KAFKA_STREAMS: {"group.protocol": "classic"},
+    KAFKA_STREAMS_KIP1071: {"group.protocol": "streams"},
+    KAFKA_STREAMS_TRANSACTIONAL: {"group.protocol": "classic", **_TRANSACTIONAL},
+    KAFKA_STREAMS_KIP1071_TRANSACTIONAL: {"group.protocol": "streams", **_TRANSACTIONAL},
+}
+"""Of each system that is Kafka Streams, what it sets besides a job's own settings."""
 DEFAULT_SYSTEMS = (KAFKA_STREAMS, EVERFLOW)
 COUNT = "count"
 BACKLOG = "backlog"
@@ -104,8 +122,10 @@ class Launch:
 Launcher = Callable[[Job], Launch]
 
 
-def kafka_streams_launcher(java: list[str], group_protocol: str = "classic") -> Launcher:
-    """`java` is the command of `bench.java_program.java_command`."""
+def kafka_streams_launcher(java: list[str], system: str = KAFKA_STREAMS) -> Launcher:
+    """`java` is the command of `bench.java_program.java_command`, `system` a key of
+    `KAFKA_STREAMS_SETTINGS`."""
+    settings = KAFKA_STREAMS_SETTINGS[system]
 
     def launch(job: Job) -> Launch:
         options = {
@@ -116,12 +136,11 @@ def kafka_streams_launcher(java: list[str], group_protocol: str = "classic") -> 
             "input": job.input_topic,
             "output": job.output_topic,
             "program": job.program,
-            "set.group.protocol": group_protocol,
             "state-dir": str(job.state_dir),
             "stop-after": str(job.stop_after),
             "quiet-ms": "0" if job.program == COUNT else str(QUIET_MS),
             **({} if job.events is None else {"events": str(job.events)}),
-            **{f"set.{key}": value for key, value in job.settings.items()},
+            **{f"set.{key}": value for key, value in {**settings, **job.settings}.items()},
         }
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
         return Launch([*java, *arguments], stops_at_end_of_input=job.events is None)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 
 import numpy as np
@@ -64,19 +64,34 @@ def _await_all(futures: dict[Any, Future[Any]]) -> None:
         future.result(timeout=REQUEST_TIMEOUT_S)
 
 
-def warm_broker(admin: AdminClient, bootstrap_servers: str) -> None:
+def warm_broker(
+    admin: AdminClient,
+    bootstrap_servers: str,
+    more: Callable[[int], bool] = lambda done: False,
+) -> None:
     """Let a young broker create its offsets and transaction topics, or the first system would pay
-    for it."""
+    for it: a transaction of a record and an offset, and another one while `more` of those done says
+    so. A reader follows them."""
     topic = "bench-warm-up"
-    create_topics(admin, [topic], 1)
-    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": topic})
+    create_topics(admin, [topic], PARTITIONS)
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap_servers, "group.id": topic, "enable.auto.commit": False}
+    )
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
     producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": topic})
     producer.init_transactions(REQUEST_TIMEOUT_S)
-    producer.begin_transaction()
-    producer.produce(topic, b"")
     metadata = consumer.consumer_group_metadata()
-    producer.send_offsets_to_transaction([TopicPartition(topic, 0, 1)], metadata, REQUEST_TIMEOUT_S)
-    producer.commit_transaction(REQUEST_TIMEOUT_S)
+    for done in count(1):
+        producer.begin_transaction()
+        for partition in range(PARTITIONS):
+            producer.produce(topic, b"", partition=partition)
+        producer.send_offsets_to_transaction(
+            [TopicPartition(topic, 0, done)], metadata, REQUEST_TIMEOUT_S
+        )
+        producer.commit_transaction(REQUEST_TIMEOUT_S)
+        consumer.consume(PARTITIONS, timeout=0)
+        if not more(done):
+            break
     consumer.close()
     delete_topics(admin, topic)
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from confluent_kafka.admin import AdminClient
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from bench.results import Measurement, summarise, write_json  # noqa: E402
+from bench.results import Measurement, results, summarise, write_json  # noqa: E402
 from bench.topics import create_topics  # noqa: E402
 from chaos.elastic_group import POLL_S, Group  # noqa: E402
 from everflow.testing.broker import EmbeddedBroker  # noqa: E402
@@ -218,7 +219,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         options.plot.write_text(drawing(title, at_s, panels, report.rebalances_s))
     if options.json:
-        write_json(summarise(rows(plan, report)), options.json)
+        command = (
+            f"./run soak --minutes {plan.minutes:g} --rate {plan.rate:g} --every {plan.every:g}"
+        )
+        today = datetime.now(tz=timezone.utc).date().isoformat()
+        write_json(results(summarise(rows(plan, report)), command, today), options.json)
     print(
         f"{title}: {report.sent:,} records, {report.results:,} results, "
         f"{len(report.rebalances_s)} rebalances"

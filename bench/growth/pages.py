@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.growth.limits import CannotMeasureError
+from bench.limits import CannotMeasureError
 from bench.load.latency_schedule import scattered
 from bench.results import Measurement
 from bench.systems import EVERFLOW

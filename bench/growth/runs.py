@@ -27,7 +27,7 @@ from bench.growth.cases import (
     throughput_cases,
 )
 from bench.growth.inputs import check
-from bench.growth.limits import limited, memory_group
+from bench.limits import limited, memory_group
 from bench.memory import StateUse
 from bench.results import Measurement
 from bench.systems import KAFKA_STREAMS, Job, Launcher, RunningSystem

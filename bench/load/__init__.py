@@ -1,1 +1,2 @@
-"""Senders and probes of latency benches: each a process of its own, by one schedule."""
+"""`bench load`, programs at fixed paces; and the senders and probes of all latency benches: each a
+process of its own, by one schedule."""

@@ -27,7 +27,7 @@ from bench.readers.measure import figures as reader_figures
 from bench.readers.reading import Counted, Exchange, report_of
 from bench.readers.rounds import WINDOWS, RoundFigures, expected_turnover
 from bench.rebalances import Migration, migrations, rebalance_lines, records_in
-from bench.results import Measurement, summarise, write_json
+from bench.results import Measurement, Results, read_json, summarise, write_json
 from bench.systems import Job, everflow_launch, everflow_unguarded_launch, turns
 from bench.topics import json_value, key_of
 from bench.verify import WrongOutputError
@@ -297,8 +297,12 @@ def test_a_note_is_written_only_where_there_is_one(tmp_path: Path) -> None:
     figures = ("scaleout", "case", "kafka-streams", "exactly_once_v2")
     cut = Measurement(*figures, "time_to_balance", "s", 660.0, "a lower bound")
     rows = summarise([cut, cut, Measurement(*figures, "gap_max", "s", 1.0)])
-    write_json(rows, tmp_path / "rows.json")
-    written = json.loads((tmp_path / "rows.json").read_text())
+    done = Results(
+        "./run bench scaleout", "2026-11-29", {"loop_ms": 90.0}, {"spark": "4.3.0"}, rows
+    )
+    write_json(done, tmp_path / "rows.json")
+    assert read_json(tmp_path / "rows.json") == done
+    written = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert written[0]["note"] == "a lower bound"
     assert set(written[1]) == {
         "bench",

@@ -15,10 +15,10 @@ from bench.apps.topic_names import INPUT_TOPIC_VARIABLE, OUTPUT_TOPIC_VARIABLE
 from bench.growth import pages
 from bench.growth.cases import GrowthPlan, latency_cases, throughput_cases
 from bench.growth.inputs import LATEST, Input, check
-from bench.growth.limits import CannotMeasureError, limited, memory_group
 from bench.growth.state import Cost, cost_in_memory, cost_on_disk, growth
 from bench.growth.state_programs import PROGRAMS as OF_STATE
 from bench.growth.state_programs import StateProgram
+from bench.limits import CannotMeasureError, limited, memory_group
 from bench.load import latency_sender
 from bench.programs import topologies
 from bench.systems import COUNT, Launch

@@ -65,7 +65,9 @@ def test_simulated_groups_give_a_row_for_each_event_and_mode(tmp_path: Path) -> 
     file = tmp_path / "rows.json"
     arguments = ["connect", "--members", "3", "--connectors", "3", "--json", str(file)]
     assert run.main(arguments) == 0
-    rows = {(row["case"], row["metric"]): row["value"] for row in json.loads(file.read_text())}
+    rows = {
+        (row["case"], row["metric"]): row["value"] for row in json.loads(file.read_text())["rows"]
+    }
     case = "3 members, 3 x 4 tasks, "
     assert rows[f"{case}{LOST}, {DELAYED}", "tasks_moved"] == 0
     assert rows[f"{case}{LOST}, {EAGER}", "tasks_moved"] == 8

@@ -146,10 +146,10 @@ def rates(restore: float | None, follow: float | None, measured: Path | None) ->
 def _measured(file: Path, metric: str) -> float:
     """The slowest of everflow's figures."""
     try:
-        rows: Any = json.loads(file.read_text())
+        found: Any = json.loads(file.read_text())
         rates = [
             float(row["value"])
-            for row in rows
+            for row in found["rows"]
             if row["system"] == "everflow" and row["metric"] == metric
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:

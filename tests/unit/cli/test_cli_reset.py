@@ -492,7 +492,9 @@ def measured(file: Path, **rates: float) -> Path:
         for metric, value in rates.items()
     ]
     file.write_text(
-        json.dumps([*({**row, "system": "kafka-streams", "value": 1.0} for row in rows), *rows])
+        json.dumps(
+            {"rows": [*({**row, "system": "kafka-streams", "value": 1.0} for row in rows), *rows]}
+        )
     )
     return file
 
