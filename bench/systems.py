@@ -34,7 +34,7 @@ KAFKA_STREAMS_KIP1071 = "kafka-streams-kip1071"
 # Both with state stores that are transactional (KIP-892), which Kafka 4.4 has off by default.
 KAFKA_STREAMS_TRANSACTIONAL = "kafka-streams-transactional"
 KAFKA_STREAMS_KIP1071_TRANSACTIONAL = "kafka-streams-kip1071-transactional"
-# Throughput of the programs that SQL can say: bench/flink has a script for each.
+# The programs that SQL can say: bench/flink has a script for each, and bench/flink/live.
 FLINK_SQL = "flink-sql"
 OURS = (EVERFLOW, EVERFLOW_UNGUARDED, EVERFLOW_BEFORE)
 SYSTEMS = (
@@ -103,6 +103,8 @@ class Job:
     # Where the instance notes changes of state, tasks and restores (bench/events.py); SIGTERM then
     # makes it leave the group.
     events: Path | None = None
+    # Records go on coming, and each is to show soon.
+    live: bool = False
     # Any other setting, by its dotted key.
     settings: Mapping[str, str] = field(default_factory=dict)
 
@@ -158,15 +160,18 @@ _FLINK_GUARANTEES = {
 }
 
 
-def flink_script(program: str) -> Path | None:
-    """The program in Flink's SQL; None where it has functions of its own."""
-    found = (_FLINK_SCRIPTS / f"{program}.sql", _FLINK_NEXMARK / f"{program}.sql")
+def flink_script(program: str, live: bool = False) -> Path | None:
+    """The program in Flink's SQL; None where it has functions of its own. A ``live`` one reads on
+    for ever and writes each change with the latest time of the records in it, as the others do;
+    Flink's windows, which write when they close, are groups there, and it has no such sessions."""
+    folders = (_FLINK_SCRIPTS / "live",) if live else (_FLINK_SCRIPTS, _FLINK_NEXMARK)
+    found = (folder / f"{program}.sql" for folder in folders)
     return next((script for script in found if script.is_file()), None)
 
 
 def flink_launcher(java: list[str]) -> Launcher:
-    """`java` is the command of `bench.java_program.java_command`. A checkpoint each second; all
-    else as Flink comes."""
+    """`java` is the command of `bench.java_program.java_command`. A checkpoint each second, and of
+    a live job each 100 ms, as Kafka Streams commits; all else as Flink comes."""
 
     def launch(job: Job) -> Launch:
         checkpoints, delivery = _FLINK_GUARANTEES[job.guarantee]
@@ -176,7 +181,7 @@ def flink_launcher(java: list[str]) -> Launcher:
             "bootstrap": job.bootstrap_servers,
             "id": job.application_id,
             "delivery": delivery,
-            "execution.checkpointing.interval": "1 s",
+            "execution.checkpointing.interval": "100 ms" if job.live else "1 s",
             "execution.checkpointing.mode": checkpoints,
             "execution.checkpointing.dir": (job.state_dir / "checkpoints").as_uri(),
             "parallelism.default": str(job.threads),
@@ -190,11 +195,11 @@ def flink_launcher(java: list[str]) -> Launcher:
             for part in ("--add-opens", f"java.base/{package}=ALL-UNNAMED")
         ]
         arguments = [f"{name}={value}" for name, value in values.items()]
-        script = flink_script(job.program)
+        script = flink_script(job.program, job.live)
         assert script is not None, f"Flink has no script of {job.program}"
         scripts = [_FLINK_NEXMARK / "events.sql", script] if job.program in NEXMARK else [script]
         command = [java[0], *opened, *java[1:], ",".join(map(str, scripts)), *arguments]
-        return Launch(command, ends_when_done=True)
+        return Launch(command, ends_when_done=not job.live)
 
     return launch
 

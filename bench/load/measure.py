@@ -31,7 +31,7 @@ from bench.programs import drain
 from bench.programs.catalogue import PROGRAMS, Program
 from bench.programs.matching import KEYS_FILE, latencies
 from bench.results import Measurement
-from bench.systems import FLINK_SQL, KAFKA_STREAMS, Job, Launcher
+from bench.systems import FLINK_SQL, KAFKA_STREAMS, Job, Launcher, flink_script
 from bench.topics import warm_broker
 
 BENCH = "load"
@@ -118,11 +118,16 @@ def _program(
     folder: Path,
 ) -> Iterator[Measurement]:
     setting = plan.setting(program.name, partitions)
-    able = {one: launcher for one, launcher in launchers.items() if one != FLINK_SQL}
+    able = {
+        one: launcher
+        for one, launcher in launchers.items()
+        if one != FLINK_SQL or flink_script(program.name, live=True) is not None
+    }
     ceiling = plan.ceilings.get(program.name)
     if ceiling is None and any(pace.share is not None for pace in plan.paces):
         full = drain.DrainPlan(
             guarantees=(plan.guarantee,),
+            records=plan.ceiling_records,
             partitions=partitions,
             threads=plan.threads,
             timeout_s=plan.timeout_s,
@@ -195,6 +200,7 @@ def _run(
         output_topic=f"{application_id}-output",
         state_dir=Path(tempfile.mkdtemp(prefix="bench-state-")),
         program=program.name,
+        live=True,
     )
     clock_offset_ns = time.time_ns() - time.monotonic_ns()
     phases = schedule([rate], plan.warm_up_s, plan.measured_s, idle_s=0)

@@ -46,7 +46,8 @@ def paces(rates: Sequence[int] | None, shares: Sequence[Fraction] | None) -> tup
 @dataclass(frozen=True)
 class LoadPlan:
     """What to measure; times in s. `cores`: what an instance is held to, None: nothing holds it.
-    `ceilings`: records/s by program, in place of those that the bench measures."""
+    `ceilings`: records/s by program, in place of those that the bench measures, with
+    `ceiling_records` each (None: as many as the program has)."""
 
     guarantee: str
     programs: Sequence[str]
@@ -61,6 +62,7 @@ class LoadPlan:
     transactions: int = 3_000
     timeout_s: float = 600.0
     ceilings: Mapping[str, float] = field(default_factory=dict)
+    ceiling_records: int | None = None
 
     def setting(self, program: str, partitions: int) -> str:
         """A case without its pace."""

@@ -3,6 +3,8 @@ marks."""
 
 import json
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from bench.programs.marks import marks
 from bench.programs.matching import latencies
 from bench.programs.outputs import compare
 from bench.results import Row
-from bench.systems import flink_script
+from bench.systems import Job, flink_launcher, flink_script
 from bench.verify import WrongOutputError
 
 TRADES = PROGRAMS["trades"]
@@ -187,3 +189,26 @@ def test_flink_has_the_programs_that_sql_can_say(name: str) -> None:
         text = script.read_text()
         for branch in PROGRAMS[name].branches:
             assert f"'topic' = '${{output}}{branch}'" in text
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_flink_has_no_live_sessions(name: str) -> None:
+    """A live script reads on for ever, and its results have the time of the latest record."""
+    full, script = flink_script(name), flink_script(name, live=True)
+    assert (script is None) == (full is None or name == "sessions")
+    if script is not None:
+        text = script.read_text()
+        assert "scan.bounded.mode" not in text
+        assert text.count("METADATA FROM 'timestamp'") == 1 + len(PROGRAMS[name].branches)
+        for branch in PROGRAMS[name].branches:
+            assert f"'topic' = '${{output}}{branch}'" in text
+
+
+def test_a_live_job_of_flink_goes_on(tmp_path: Path) -> None:
+    job = Job("server:1", "app", "exactly_once_v2", 2, "in", "out", tmp_path, "trades")
+    launch = flink_launcher(["java", "FlinkSql"])
+    full, live = launch(job), launch(replace(job, live=True))
+    assert (full.ends_when_done, live.ends_when_done) == (True, False)
+    assert "execution.checkpointing.interval=1 s" in full.command
+    assert "execution.checkpointing.interval=100 ms" in live.command
+    assert any(part.endswith("live/trades.sql") for part in live.command)

@@ -67,7 +67,7 @@ def test_slope_is_per_thousand_micro_batches() -> None:
         (
             [
                 *("load", "--programs", "trades", "--rates", "200", "--shares", "1/2"),
-                *("--ceiling", "trades=600", "--cores", "1", "--neighbour"),
+                *("--records", "2000", "--cores", "1", "--neighbour"),
                 *("--transactions", "50", *PACE),
             ],
             {
