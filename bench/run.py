@@ -241,7 +241,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--records",
         type=_positive,
-        help="throughput: 2,000,000; programs, load (the ceiling): each program has its own; fairness: 2,000,000 a thread; "
+        help="throughput: 2,000,000; programs, load (the ceiling): each has its own; "
+        "fairness: 2,000,000 a thread; "
         "readers: 6,000,000 a round; metrics: 2,000,000; calls: 100,000; sinks: 1,000,000; "
         "restore: 3,000,000; growth: 1,000,000",
     )

@@ -136,8 +136,7 @@ def _program(
         for one in drain.measure(full, program, bootstrap_servers, only, folder):
             if one.metric == "throughput":
                 ceiling = one.value
-    if ceiling is not None:
-        yield _row(plan, f"{setting}", KAFKA_STREAMS, ("ceiling", "records/s", ceiling))
+                yield _row(plan, setting, KAFKA_STREAMS, ("ceiling", "records/s", ceiling))
     round_seen = -1
     for number, turn in enumerate(turns(plan, list(able))):
         if turn.round != round_seen:
