@@ -252,7 +252,8 @@ def test_every_example_is_listed_and_run_by_a_test() -> None:
     assert set(re.findall(r"^\| \[([^\]]+)\]", listed, re.MULTILINE)) == EXAMPLES
     tests = "\n".join(
         path.read_text()
-        for path in [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "examples").glob("test_*.py")]
+        for folder in ("tests", "examples", "bench/tests")
+        for path in (ROOT / folder).rglob("test_*.py")
         if path != Path(__file__)
     )
     unused = {
