@@ -7,7 +7,7 @@ Times are kept beside committed offsets, by name (`everflow.topology.idle_source
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -92,13 +92,16 @@ class Writer(NamedTuple):
 
 
 def writers(graph: Graph, application_id: str) -> dict[str, tuple[Writer, ...]]:
-    """Who writes each repartition topic, by its full name."""
+    """Who writes each repartition topic, by its full name, and is waited for: not a sink that
+    writes only what a circle of sub-topologies brings back (`sources_of_sinks`)."""
     found: dict[str, list[Writer]] = {}
+    goes_by, reaching = sources_of_sinks(graph), lags(graph)
     for sub in cut(graph).subtopologies:
         for node in sub.nodes:
             if isinstance(node, SinkNode) and node.kind == "repartition":
-                topic = f"{application_id}-{node.topic}"
-                found.setdefault(topic, []).append(Writer(sub.index, node.name))
+                listed = found.setdefault(f"{application_id}-{node.topic}", [])
+                if goes_by[node.name] or not reaching[node.name]:
+                    listed.append(Writer(sub.index, node.name))
     return {topic: tuple(listed) for topic, listed in found.items()}
 
 
@@ -142,27 +145,46 @@ def keeps_state(sub: SubTopology) -> bool:
 
 def fed_back(graph: Graph) -> frozenset[str]:
     """Sources of repartition topics that close a circle of sub-topologies, as they are in the order
-    of the nodes: nobody waits for them."""
-    place = {node.name: sub.index for sub in cut(graph).subtopologies for node in sub.nodes}
-    readers: dict[object, list[SourceNode]] = {}
-    for node in graph.nodes:
-        if isinstance(node, SourceNode) and node.kind == "repartition":
-            for topic in node.topics:
-                readers.setdefault(topic, []).append(node)
+    of the nodes: no other input of their tasks waits for them."""
     feeds: dict[int, set[int]] = {}
     found = set[str]()
-    for node in graph.nodes:
-        for reader in readers.get(_topic_of(node), ()):
-            start, end = place[node.name], place[reader.name]
-            if start == end or _leads(feeds, end, start):
-                found.add(reader.name)
-            else:
-                feeds.setdefault(start, set()).add(end)
+    for start, _, reader, end in _hops(graph):
+        if start == end or _leads(feeds, end, start):
+            found.add(reader)
+        else:
+            feeds.setdefault(start, set()).add(end)
     return frozenset(found)
 
 
-def _topic_of(node: Node) -> object:
-    return node.topic if isinstance(node, SinkNode) and node.kind == "repartition" else None
+def sources_of_sinks(graph: Graph) -> dict[str, frozenset[str]]:
+    """Of each sink to a repartition topic the sources by whose times it goes. If its topic leads
+    back to its own sub-topology, those that close the circle are not among them: what comes of a
+    record would wait for the record."""
+    reaching, closing, hops = lags(graph), fed_back(graph), list(_hops(graph))
+    feeds: dict[int, set[int]] = {}
+    for start, _, _, end in hops:
+        feeds.setdefault(start, set()).add(end)
+    circling = {sink for start, sink, _, end in hops if start == end or _leads(feeds, end, start)}
+    return {
+        node.name: frozenset(reaching[node.name]) - (closing if node.name in circling else set())
+        for node in graph.nodes
+        if isinstance(node, SinkNode) and node.kind == "repartition"
+    }
+
+
+def _hops(graph: Graph) -> Iterator[tuple[int, str, str, int]]:
+    """Of each sink to a repartition topic and each source of it: the sub-topology and the name of
+    the sink, the name and the sub-topology of the source."""
+    place = {node.name: sub.index for sub in cut(graph).subtopologies for node in sub.nodes}
+    readers: dict[object, list[str]] = {}
+    for node in graph.nodes:
+        if isinstance(node, SourceNode) and node.kind == "repartition":
+            for topic in node.topics:
+                readers.setdefault(topic, []).append(node.name)
+    for node in graph.nodes:
+        if isinstance(node, SinkNode) and node.kind == "repartition":
+            for reader in readers.get(node.topic, ()):
+                yield place[node.name], node.name, reader, place[reader]
 
 
 def _leads(feeds: Mapping[int, set[int]], start: int, end: int) -> bool:

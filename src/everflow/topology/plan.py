@@ -8,7 +8,7 @@ computed by stages (`everflow.spark.columns.staged`); a worker runs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property, partial
 from types import FunctionType
@@ -24,7 +24,14 @@ from everflow.serdes.base import ResultDecoder, decode_one, value_reader
 from everflow.serdes.registered import Registered, in_front
 from everflow.state.store import StoreSpec
 from everflow.topology.arrival import Ways, in_order_of_arrival, together, ways_in_turn, ways_to
-from everflow.topology.event_time import Reach, Teller, fed_back, keeps_state, lags
+from everflow.topology.event_time import (
+    Reach,
+    Teller,
+    fed_back,
+    keeps_state,
+    lags,
+    sources_of_sinks,
+)
 from everflow.topology.graph import (
     ColumnExpr,
     EdgeType,
@@ -926,9 +933,8 @@ class _Planner:
             loaded_tables=tuple(self._loaded_tables),
             ways=ways_in_turn(self._topology.nodes, self._sides, self._together, self._sub),
             tellers=tuple(
-                Teller(self._sub[node.name], node.name, self._reached(node.name))
-                for node in self._topology.nodes
-                if isinstance(node, SinkNode) and node.kind == "repartition"
+                Teller(self._sub[name], name, self._reached_by(name, mine))
+                for name, mine in sources_of_sinks(self._topology).items()
             ),
         )
 
@@ -964,8 +970,12 @@ class _Planner:
         return lags(self._topology)
 
     def _reached(self, name: str) -> tuple[Reach, ...]:
+        return self._reached_by(name, self._lags[name])
+
+    def _reached_by(self, name: str, nodes: Collection[str]) -> tuple[Reach, ...]:
         mine = self._lags[name]
-        return tuple(Reach(one.index, mine[one.node]) for one in self._sources if one.node in mine)
+        found = (one for one in self._sources if one.node in nodes)
+        return tuple(Reach(one.index, mine[one.node]) for one in found)
 
     def _require_whole_records(self, op: WriteOp) -> None:
         """TopologyError where a batch may have a part of what comes of a record: a sink knows what

@@ -120,6 +120,7 @@ class _Input:
                 end=end,
             )
         read, done = read_to(before, source.timed), before.get(source.timed + DONE, UNKNOWN)
+        assert end >= read, f"{log}: a range to {end} leaves out what is held back up to {read}"
         new = (offsets >= read) | (times > done)
         return _Input(
             source=source,
@@ -206,7 +207,12 @@ class CertainTimes:
             self.rank[rows[order]] = np.sort(rows)
 
     def _taken(self, one: _Input, cut: Cut | None) -> None:
-        taken = one.new if cut is None else one.new & cut.takes(one.times, one.source.index)
+        taken = one.new
+        if cut is not None:
+            # What is done includes all earlier times: a late record that were held back until the
+            # certain time, which who was silent may have put behind that, would be lost.
+            late = one.times <= one.done if one.source.held else np.zeros(len(one.rows), bool)
+            taken = one.new & (late | cut.takes(one.times, one.source.index))
         if one.full and not taken.any():
             taken = one.new
             self.full.append(one.log)

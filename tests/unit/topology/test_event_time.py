@@ -1,13 +1,19 @@
 """The times that tasks tell, and what is certain by them (note 076)."""
 
+from pyspark.sql import functions as F
+
+from everflow import StreamsBuilder, serdes
 from everflow.topology.event_time import (
     UNKNOWN,
     Reach,
     Timeline,
     Told,
+    fed_back,
     least,
     of_reached,
+    sources_of_sinks,
     told,
+    writers,
 )
 
 
@@ -54,3 +60,19 @@ def test_a_long_timeline_is_thinned_out_and_says_nothing_too_early() -> None:
         end, ms = line.before(offset)
         assert end <= offset
         assert ms == end * 10
+
+
+def test_what_a_circle_brings_back_is_waited_for_by_nobody() -> None:
+    builder, text = StreamsBuilder(), serdes.string()
+    orders = builder.table("orders", key=text, value=serdes.json("item string"), store="orders")
+    items = builder.table("items", key=text, value=serdes.json("price long"), store="items")
+    orders.join(
+        items, on=F.col("value.item"), name="priced", price=F.col("right.price")
+    ).to_stream().to("out")
+    graph = builder.build()
+    goes_by, closing = sources_of_sinks(graph), fed_back(graph)
+    asks = [one for one in goes_by if "asks" in one]
+    assert len(asks) == 2
+    assert len(closing) == 1
+    assert all(closing.isdisjoint(goes_by[one]) for one in asks)
+    assert all(goes_by[one.name] for listed in writers(graph, "a").values() for one in listed)

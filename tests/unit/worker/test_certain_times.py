@@ -81,6 +81,14 @@ def test_nothing_is_taken_while_no_time_is_known_and_all_of_what_is_silent() -> 
     assert found.consumed == {LOG: 2}
 
 
+def test_a_late_record_is_taken_though_the_certain_time_is_behind_what_is_done() -> None:
+    kept = {"rows/idle": 70, "rows/read": 5, "rows/done": 110}  # done while its writers were silent
+    found = taken([60, 110, 90], InputTime(ms=80, end=8), kept, start=5)
+    assert found.kept.all()
+    assert found.consumed == {LOG: 8}
+    assert found.names[TASK]["rows/done"] == 110
+
+
 def test_what_fills_a_batch_is_taken_all_the_same() -> None:
     found = taken([100, 50], InputTime(), most_bytes=100)
     assert found.kept.all()
