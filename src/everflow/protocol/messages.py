@@ -313,7 +313,8 @@ class BatchResult:
         left_out: the first few records that failed and that a handler left out, each in a line.
         remarks: what else is logged of the batch, each in a line.
         silent: as in the request: nothing of them was read.
-        heads: the times (ms) of the first records left because of ``until_ms``.
+        heads: the times (ms) of the first records of source topics that were left: because of
+            ``until_ms``, or of what is certain of other inputs.
         memory: of the batch's worker; None: not known, or a small batch.
     """
 

@@ -221,8 +221,8 @@ class CertainTimes:
         self.consumed[one.log] = one.end if not len(left) else int(self.offsets[left[0]])
         if one.source.held:
             self.done[one.rows] = ~one.new
-        elif not one.new.all():
-            self.heads[one.log] = int(one.times[~one.new][0])
+        elif len(left):
+            self.heads[one.log] = int(one.times[~taken][0])
 
     def _names(self, one: _Input, cut: Cut | None) -> dict[str, int]:
         timed = one.source.timed
@@ -230,7 +230,9 @@ class CertainTimes:
             taken = self.kept[one.rows]
             if taken.all() or cut is None:
                 return {timed + IN: one.certain.ms}
-            return {timed + IN: int(one.times[taken].max(initial=UNKNOWN))}
+            # Nothing earlier than what is left comes any more. Other instances go by this one's time
+            # (``max.event.time.lead``): by that of what was taken, each would wait for the other.
+            return {timed + IN: int(one.times[~taken][0]) - 1}
         found = {timed + IN: one.certain.ms}
         if one.source.held:
             done = (

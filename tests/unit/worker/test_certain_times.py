@@ -101,3 +101,32 @@ def test_with_the_highest_time_what_was_held_back_is_taken_once() -> None:
     found = taken([120, 60, 110, 90], None, kept, start=2)
     assert found.kept.tolist() == [True, False, False, True]
     assert found.consumed == {LOG: 6}
+
+
+def test_the_head_of_a_source_is_the_first_record_that_is_left_for_whatever_reason() -> None:
+    log = TopicPartition("in", 0)
+    own = replace(
+        source("in", key=serdes.string(), value=serdes.long(), index=1), timed="own", merged=True
+    )
+    batch = BatchInput(
+        batches={},
+        rows={},
+        source=np.array([1, 1, 1, 1], np.int32),
+        partition=np.zeros(4, np.int32),
+        offset=np.arange(4, dtype=np.int64),
+        timestamp=np.array([50, 120, 130, 900], np.int64),
+        bytes=100,
+    )
+    request = batch_request(
+        {LOG: OffsetRange(0, 0), log: OffsetRange(0, 4)},
+        tasks=[TaskContext(TASK, "", "", {})],
+        log_ends={LOG: 0, log: 4},
+        times={LOG: InputTime(ms=100, end=0)},
+        until_ms=500,
+    )
+    found = certain_times(batch, (HELD, own), request)
+    assert found is not None
+    assert found.kept.tolist() == [True, False, False, False]
+    assert found.consumed == {LOG: 0, log: 1}
+    assert found.heads == {log: 120}, "the bound leaves the last one alone"
+    assert found.names[TASK]["own/idle"] == 119
