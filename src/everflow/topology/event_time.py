@@ -85,23 +85,25 @@ def require_lowest_fits(graph: Graph) -> None:
 
 
 class Writer(NamedTuple):
-    """A sink to a repartition topic: ``name`` is the node's, in the tasks of ``subtopology``."""
+    """A sink to a repartition topic: ``name`` is the node's, in the tasks of ``subtopology``, to
+    which its topic leads back if it ``circles``."""
 
     subtopology: int
     name: str
+    circles: bool = False
 
 
 def writers(graph: Graph, application_id: str) -> dict[str, tuple[Writer, ...]]:
     """Who writes each repartition topic, by its full name, and is waited for: not a sink that
     writes only what a circle of sub-topologies brings back (`sources_of_sinks`)."""
     found: dict[str, list[Writer]] = {}
-    goes_by, reaching = sources_of_sinks(graph), lags(graph)
+    goes_by, reaching, circling = sources_of_sinks(graph), lags(graph), _circling(graph)
     for sub in cut(graph).subtopologies:
         for node in sub.nodes:
             if isinstance(node, SinkNode) and node.kind == "repartition":
                 listed = found.setdefault(f"{application_id}-{node.topic}", [])
                 if goes_by[node.name] or not reaching[node.name]:
-                    listed.append(Writer(sub.index, node.name))
+                    listed.append(Writer(sub.index, node.name, node.name in circling))
     return {topic: tuple(listed) for topic, listed in found.items()}
 
 
@@ -160,16 +162,22 @@ def sources_of_sinks(graph: Graph) -> dict[str, frozenset[str]]:
     """Of each sink to a repartition topic the sources by whose times it goes. If its topic leads
     back to its own sub-topology, those that close the circle are not among them: what comes of a
     record would wait for the record."""
-    reaching, closing, hops = lags(graph), fed_back(graph), list(_hops(graph))
-    feeds: dict[int, set[int]] = {}
-    for start, _, _, end in hops:
-        feeds.setdefault(start, set()).add(end)
-    circling = {sink for start, sink, _, end in hops if start == end or _leads(feeds, end, start)}
+    reaching, closing, circling = lags(graph), fed_back(graph), _circling(graph)
     return {
         node.name: frozenset(reaching[node.name]) - (closing if node.name in circling else set())
         for node in graph.nodes
         if isinstance(node, SinkNode) and node.kind == "repartition"
     }
+
+
+def _circling(graph: Graph) -> frozenset[str]:
+    """The sinks whose topic leads back to their sub-topology."""
+    hops, feeds = list(_hops(graph)), dict[int, set[int]]()
+    for start, _, _, end in hops:
+        feeds.setdefault(start, set()).add(end)
+    return frozenset(
+        sink for start, sink, _, end in hops if start == end or _leads(feeds, end, start)
+    )
 
 
 def _hops(graph: Graph) -> Iterator[tuple[int, str, str, int]]:

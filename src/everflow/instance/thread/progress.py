@@ -31,11 +31,13 @@ from everflow.topology.sources import Source
 
 
 class TimedInput(NamedTuple):
-    """An input of a task: `Source.timed`, `Source.held`, and whether the application writes it."""
+    """An input of a task: `Source.timed`, `Source.held`, whether the application writes it, and
+    `Source.fed_back`."""
 
     timed: str
     held: bool
     internal: bool
+    fed_back: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class TimedProgram:
         for task, inputs in tasks.items():
             mine = [source for source in listed if source.subtopology == task.subtopology]
             found[task] = {
-                tp: TimedInput(source.timed, source.held, source.topic in writers)
+                tp: TimedInput(source.timed, source.held, source.topic in writers, source.fed_back)
                 for tp in inputs
                 for source in mine
                 if source.reads(tp) and source.task(tp) == task
@@ -98,6 +100,12 @@ class TimedProgram:
             if not one.internal and (len(inputs) > 1 or task in self.feeding)
         )
 
+    @cached_property
+    def circling(self) -> frozenset[str]:
+        """The sinks whose topics lead back to them."""
+        listed = (one for of_topic in self.writers.values() for one in of_topic)
+        return frozenset(one.name for one in listed if one.circles)
+
     def written(self, topic: str) -> Iterable[tuple[TaskId, str]]:
         """The tasks that write a topic, with the name of the sink."""
         for writer in self.writers.get(topic, ()):
@@ -135,7 +143,7 @@ def certain(
     listed = []
     for task, sink in program.written(topic):
         said = told(known.get(task, NOTHING).times, sink)
-        silent = said.silent and _is_silent(program, task, known, ends, frozenset())
+        silent = said.silent and _is_silent(program, task, sink, known, ends, frozenset())
         listed.append(Told(said.ms, silent))
     return Told(least(listed), bool(listed) and all(one.silent for one in listed))
 
@@ -143,22 +151,25 @@ def certain(
 def _is_silent(
     program: TimedProgram,
     task: TaskId,
+    sink: str,
     known: Mapping[TaskId, Committed],
     ends: Offsets,
     seen: frozenset[TaskId],
 ) -> bool:
-    """Whether it has committed all of its logs, and those that write them have. ``seen``: tasks
-    that feed each other say nothing of one another."""
+    """Whether it has committed all of its logs, and those that write them have: all by which the
+    ``sink`` goes. ``seen``: tasks that feed each other say nothing of one another."""
     if task in seen:
         return True
     offsets, seen = known.get(task, NOTHING).offsets, seen | {task}
     for tp, one in program.tasks.get(task, {}).items():
+        if one.fed_back and sink in program.circling:
+            continue  # it would wait for those that wait for it
         end = ends.get(tp, -1)
         if end < 0 or (end > 0 and offsets.get(tp, -1) < end):
             return False
-        for other, sink in program.written(tp.topic) if one.internal else ():
-            said = told(known.get(other, NOTHING).times, sink)
-            if not (said.silent and _is_silent(program, other, known, ends, seen)):
+        for other, theirs in program.written(tp.topic) if one.internal else ():
+            said = told(known.get(other, NOTHING).times, theirs)
+            if not (said.silent and _is_silent(program, other, theirs, known, ends, seen)):
                 return False
     return True
 
