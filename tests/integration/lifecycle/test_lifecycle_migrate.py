@@ -149,7 +149,8 @@ def test_a_chain_is_drained_in_stages_while_both_inputs_go_on(
         while not over.is_set():
             at = found.sent // 40
             found.words(40)
-            cluster.write(names, [text(f"w{at % 10}", "x", 1_000 + at, at % 4)])
+            key = at % 10  # always in the same partition, as a table's keys are
+            cluster.write(names, [text(f"w{key}", "x", 1_000 + at, key % 4)])
             over.wait(0.02)
 
     loading = Thread(target=load)
