@@ -120,7 +120,6 @@ class _Input:
                 end=end,
             )
         read, done = read_to(before, source.timed), before.get(source.timed + DONE, UNKNOWN)
-        assert end >= read, f"{log}: a range to {end} leaves out what is held back up to {read}"
         new = (offsets >= read) | (times > done)
         return _Input(
             source=source,
@@ -209,6 +208,8 @@ class CertainTimes:
     def _taken(self, one: _Input, cut: Cut | None) -> None:
         taken = one.new
         if cut is not None:
+            short = f"{one.log}: a range to {one.end} leaves out what is held back up to {one.read}"
+            assert one.end >= one.read, short
             # What is done includes all earlier times: a late record that were held back until the
             # certain time, which who was silent may have put behind that, would be lost.
             late = one.times <= one.done if one.source.held else np.zeros(len(one.rows), bool)
@@ -230,7 +231,7 @@ class CertainTimes:
             taken = self.kept[one.rows]
             if taken.all() or cut is None:
                 return {timed + IN: one.certain.ms}
-            # Nothing earlier than what is left comes any more. Other instances go by this one's time
+            # Nothing earlier than what is left comes any more. Other instances go by this time
             # (``max.event.time.lead``): by that of what was taken, each would wait for the other.
             return {timed + IN: int(one.times[~taken][0]) - 1}
         found = {timed + IN: one.certain.ms}
@@ -240,6 +241,8 @@ class CertainTimes:
                 if cut is not None
                 else int(one.times.max(initial=UNKNOWN))
             )
+            if one.end < one.read:  # of what is held back behind the range nothing was done
+                done = one.done
             found |= {timed + READ: one.read, timed + DONE: done}
         return found
 

@@ -103,6 +103,15 @@ def test_with_the_highest_time_what_was_held_back_is_taken_once() -> None:
     assert found.consumed == {LOG: 6}
 
 
+def test_with_the_highest_time_a_short_range_leaves_the_rest_of_what_was_held_back() -> None:
+    kept = {"rows/idle": 110, "rows/read": 9, "rows/done": 100}
+    found = taken([120, 60, 150], None, kept, start=2)
+    assert found.kept.tolist() == [True, False, True]
+    assert found.consumed == {LOG: 5}
+    assert found.names[TASK]["rows/done"] == 100, "one of 130 at offset 7 is still to come"
+    assert found.names[TASK]["rows/read"] == 9
+
+
 def test_the_head_of_a_source_is_the_first_record_that_is_left_for_whatever_reason() -> None:
     log = TopicPartition("in", 0)
     own = replace(
