@@ -49,6 +49,13 @@ def test_half_of_the_bids_are_for_hot_auctions_and_some_for_one_that_comes_later
     assert 0 < early < len(bids) / 10
 
 
+QUICK = ("q0", "q5")
+
+
+def slow(query: str) -> object:
+    return pytest.param(query, marks=pytest.mark.slow)
+
+
 @pytest.fixture(scope="module")
 def events(spark: SparkSession) -> Iterator[SparkSession]:
     views(spark, RECORDS)
@@ -75,7 +82,7 @@ def results(query: str) -> Finals:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize("query", [one if one in QUICK else slow(one) for one in QUERIES])
 def test_a_query_gives_what_batch_sql_does(events: SparkSession, query: str) -> None:
     expected = truth(events, query)
     found = results(query)
