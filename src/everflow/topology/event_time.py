@@ -94,16 +94,15 @@ class Writer(NamedTuple):
 
 
 def writers(graph: Graph, application_id: str) -> dict[str, tuple[Writer, ...]]:
-    """Who writes each repartition topic, by its full name, and is waited for: not a sink that
-    writes only what a circle of sub-topologies brings back (`sources_of_sinks`)."""
+    """Who writes each repartition topic, by its full name."""
     found: dict[str, list[Writer]] = {}
-    goes_by, reaching, circling = sources_of_sinks(graph), lags(graph), _circling(graph)
+    circling = _circling(graph)
     for sub in cut(graph).subtopologies:
         for node in sub.nodes:
             if isinstance(node, SinkNode) and node.kind == "repartition":
-                listed = found.setdefault(f"{application_id}-{node.topic}", [])
-                if goes_by[node.name] or not reaching[node.name]:
-                    listed.append(Writer(sub.index, node.name, node.name in circling))
+                topic = f"{application_id}-{node.topic}"
+                writer = Writer(sub.index, node.name, node.name in circling)
+                found.setdefault(topic, []).append(writer)
     return {topic: tuple(listed) for topic, listed in found.items()}
 
 

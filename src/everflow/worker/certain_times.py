@@ -210,8 +210,8 @@ class CertainTimes:
         if cut is not None:
             short = f"{one.log}: a range to {one.end} leaves out what is held back up to {one.read}"
             assert one.end >= one.read, short
-            # What is done includes all earlier times: a late record that were held back until the
-            # certain time, which who was silent may have put behind that, would be lost.
+            # What is done includes all earlier times. The certain time may lie in front of that,
+            # where a writer was silent: a late record that is held back now would be lost.
             late = one.times <= one.done if one.source.held else np.zeros(len(one.rows), bool)
             taken = one.new & (late | cut.takes(one.times, one.source.index))
         if one.full and not taken.any():
@@ -228,12 +228,10 @@ class CertainTimes:
     def _names(self, one: _Input, cut: Cut | None) -> dict[str, int]:
         timed = one.source.timed
         if one.source.kind != "repartition":
-            taken = self.kept[one.rows]
-            if taken.all() or cut is None:
-                return {timed + IN: one.certain.ms}
             # Nothing earlier than what is left comes any more. Other instances go by this time
             # (``max.event.time.lead``): by that of what was taken, each would wait for the other.
-            return {timed + IN: int(one.times[~taken][0]) - 1}
+            head = self.heads.get(one.log)
+            return {timed + IN: one.certain.ms if head is None else head - 1}
         found = {timed + IN: one.certain.ms}
         if one.source.held:
             done = (
