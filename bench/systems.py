@@ -219,7 +219,7 @@ def everflow_launch(job: Job) -> Launch:
             "-c",
             "from everflow.cli import main; main()",
             "run",
-            _target(job.program),
+            target_of(job.program),
         ]
     else:
         command = [sys.executable, "-m", "bench.apps.instance_app", "--events", str(job.events)]
@@ -245,8 +245,8 @@ def _python_path(checkout: Path) -> str:
     return os.pathsep.join(filter(None, [*own, os.environ.get("PYTHONPATH", "")]))
 
 
-def _target(program: str) -> str:
-    """A program with a module in front is one already."""
+def target_of(program: str) -> str:
+    """What `everflow run` is given for it; a program with a module in front is one already."""
     known = program if ":" in program else f"bench.programs.topologies:{program}"
     return _PROGRAMS.get(program, known)
 
