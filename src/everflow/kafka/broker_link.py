@@ -5,32 +5,26 @@ What reaches into kafka-python 3.0 for writing and watching logs is here.
 
 from __future__ import annotations
 
-import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
-from functools import partial
-from types import MethodType
 from typing import Any, Literal, TypeVar
 
 import kafka.errors as client_errors
 from kafka.net.manager import KafkaConnectionManager
-from kafka.net.selector import NetworkSelector
 from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest
 from kafka.structs import TopicPartition as ClientTopicPartition
 
 from everflow.kafka.errors import LinkLostError, RefusedError, classify_member
+from everflow.kafka.quick_loop import QuickLoop, quicker
 from everflow.records import TopicPartition
 
 T = TypeVar("T")
 CoordinatorKind = Literal["group", "transaction"]
 _KINDS = {"group": CoordinatorType.GROUP, "transaction": CoordinatorType.TRANSACTION}
 _TRANSACTION_FEATURE = "transaction.version"
-_STEPS_TO_THE_WIRE = 8
-"""Turns from a new task to its bytes in the socket, and one or two more."""
 _NO_LEADER = (None, -1)
-_SOCKET_READ_BYTES = 1 << 20
 _STOP_CHECK_S = 0.1
 _STOP_MS = 1_000
 _REASON_MS = 1_000
@@ -60,9 +54,9 @@ class BrokerLink:
             "receive_message_max_bytes": (1 << 31) - 1,  # one batch may be larger than a fetch
         }
         # A step of the loop may encode some megabytes: nothing to warn of.
-        self._net = NetworkSelector(client_id=settings["client_id"], slow_task_threshold_secs=0)
+        self._net = QuickLoop(client_id=settings["client_id"], slow_task_threshold_secs=0)
         self._manager = KafkaConnectionManager(self._net, **settings)
-        self._manager._build_transport = partial(_built, self._manager._build_transport)
+        self._manager._build_transport = quicker(self._manager._build_transport, self._net)
         self._cluster = self._manager.cluster
         self._threaded = threaded
         if threaded:
@@ -76,7 +70,7 @@ class BrokerLink:
 
     def run(self, coroutine: Callable[[], Awaitable[T]]) -> T:
         """Turn the loop until ``coroutine`` ends; it has its own deadline. Its outcome."""
-        future = self._net.call_soon_with_future(coroutine)
+        future = self._net.started(coroutine)
         self._net.poll(future=future)
         if future.exception is not None:
             raise future.exception
@@ -113,21 +107,21 @@ class BrokerLink:
         return found[0]
 
     def start(self, coroutine: Callable[[], Awaitable[None]]) -> None:
-        """Let ``coroutine`` go on whenever the loop turns."""
-        self._net.call_soon(coroutine)
+        """Let ``coroutine`` begin now, and go on whenever the loop turns."""
+        self._net.started(coroutine)
 
     def turn(self, wait_s: float) -> None:
         """Do what can be done now; wait for something to do for at most ``wait_s`` seconds."""
         self._net.poll(timeout_ms=wait_s * 1000)
 
     def started(self, coroutine: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-        future: Awaitable[T] = self._net.call_soon_with_future(coroutine)
+        """The outcome of ``coroutine``, which begins now and goes on whenever the loop turns."""
+        future: Awaitable[T] = self._net.started(coroutine)
         return future
 
     def push(self) -> None:
         """Do all that can be done now: what is asked of the brokers is on its way then."""
-        for _ in range(_STEPS_TO_THE_WIRE):
-            self._net.poll(timeout_ms=0)
+        self._net.poll(timeout_ms=0)
 
     def now(self) -> float:
         """Seconds, of the clock of deadlines."""
@@ -267,24 +261,3 @@ class BrokerLink:
             raise LinkLostError("no broker can be reached", sent=False)
         found: int = node
         return found
-
-
-async def _built(build: Callable[..., Awaitable[Any]], *arguments: Any, **named: Any) -> Any:
-    """kafka-python's transport, which also reads what came before the end: that says why."""
-    transport = await build(*arguments, **named)
-    transport._sock_recv = MethodType(_receive, transport)
-    return transport
-
-
-def _receive(transport: Any) -> tuple[bytes, Exception | None]:
-    """In place of `KafkaTCPTransport._sock_recv`."""
-    try:
-        data: bytes = transport._sock.recv(_SOCKET_READ_BYTES)
-        # Bytes that are decrypted already do not make the socket readable.
-        if data and isinstance(transport._sock, ssl.SSLSocket) and transport._sock.pending():
-            data += transport._sock.recv(transport._sock.pending())
-    except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-        return b"", None
-    except OSError as failure:
-        return b"", client_errors.KafkaConnectionError(failure)
-    return data, None if data else client_errors.KafkaConnectionError("socket disconnected")
