@@ -73,17 +73,17 @@ def fnv1a(keys: pa.Array) -> Hashes:
         return positive
 
 
-def java_partitions(keys: pa.Array, partitions: int) -> Int64:
+def java_partitions(keys: pa.Array, partitions: int | Int64) -> Int64:
     return key_partitions(keys, partitions, MURMUR2)
 
 
-def key_partitions(keys: pa.Array, partitions: int, by: str) -> Int64:
-    """The partition of each key, of so many, by one of `BY_HASH`."""
+def key_partitions(keys: pa.Array, partitions: int | Int64, by: str) -> Int64:
+    """The partition of each key, of so many (for all, or for each), by one of `BY_HASH`."""
     if by == MURMUR2:
         hashes = murmur2(keys) & _POSITIVE
     else:
         hashes = crc32(keys) if by == CRC32 else fnv1a(keys)
-    found: Int64 = (hashes % np.uint32(partitions)).astype(np.int64)
+    found: Int64 = (hashes % np.asarray(partitions, np.uint32)).astype(np.int64)
     return found
 
 

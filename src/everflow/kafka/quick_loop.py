@@ -31,9 +31,12 @@ _STEPS_OF_A_TURN = 1_000
 _OVER = (TaskState.DONE, TaskState.CANCELLED)
 
 
-class QuickLoop(NetworkSelector):
+class QuickLoop(NetworkSelector):  # type: ignore[misc]
     """Owned by one thread, or by one of its own (``start``); tasks and their order as in
     kafka-python's loop, but that `started` begins at once."""
+
+    _current: Task | None
+    _poll_owner: threading.Thread | None
 
     def started(self, coroutine: Callable[[], Awaitable[Any]]) -> Future:
         """The outcome of ``coroutine``, which runs up to its first wait before this returns. Of the
@@ -133,6 +136,7 @@ class QuickLoop(NetworkSelector):
         """Park the current task until ``socket`` has bytes. It stays registered, with this task,
         until the transport is closed, which unregisters it."""
         task = self._current
+        assert task is not None
         task.state = TaskState.WAIT_IO
         key = self._selector.get_map().get(socket.fileno())
         if key is None or key.data[0] is not task:

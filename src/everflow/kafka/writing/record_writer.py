@@ -1,7 +1,7 @@
 """`RecordWriter`: records, offsets and commit of a micro-batch, in columns (note 019).
 
-A worker process has one per transactional id. What is written is gathered by topic and encoded for
-all partitions at once, as a call costs more than a record. `Deliveries` sends it to the leaders: in
+A worker process has one per transactional id. What is written is gathered and encoded for all topics
+and partitions at once, as a call costs more than a record. `Deliveries` sends it to the leaders: in
 order, once, or with a reason. A partition has one batch under way, so one that is sent again comes
 before those behind it; the broker knows it by its sequence number (KIP-98).
 """
@@ -319,7 +319,7 @@ _TURN_S = 0.25
 _REFRESH_PAUSE_S = 0.025
 _CLOSE_S = 1.0
 _GATHERED = 16_384
-"""Records of a topic that are encoded together at most, and..."""
+"""Records that are encoded together at most, and..."""
 _GATHERED_BYTES = 8 << 20
 _SENT_EARLY_BYTES = 256 << 10
 """So much is sent before ``flush``, while more is written."""
@@ -329,8 +329,9 @@ _UNTIMELY = " (message.timestamp.after.max.ms, message.timestamp.before.max.ms o
 
 
 class _Piece(NamedTuple):
-    """The records of a call of ``write``; a partition below 0: by the key."""
+    """Records of a call of ``write``; a partition below 0: by the key."""
 
+    topic: str
     keys: Bytes
     values: Bytes
     timestamps: Int64
@@ -339,6 +340,7 @@ class _Piece(NamedTuple):
 
     def of(self, part: slice) -> _Piece:
         return _Piece(
+            self.topic,
             self.keys[part],
             self.values[part],
             self.timestamps[part],
@@ -371,7 +373,8 @@ class RecordWriter:
         self._name = transactional_id or "at-least-once producer"
         self._bootstrap = str(config["bootstrap.servers"])
         self._settings = writer_settings(config)
-        self._pieces: dict[str, list[_Piece]] = {}
+        self._pieces: list[_Piece] = []
+        self._gathered = self._gathered_bytes = 0
         self._topics: set[str] = set()
         self._kept = True
         self._closed = False
@@ -405,7 +408,7 @@ class RecordWriter:
     def begin(self) -> None:
         """Start a batch: a transaction if the writer has an id; forgets positions and errors of the
         batch before."""
-        self._pieces.clear()
+        self._taken()
         self._topics.clear()
         self._run("beginning the transaction", _INIT_TIMEOUT_S, self._transactions.begin)
         self._deliveries.begin()
@@ -431,14 +434,17 @@ class RecordWriter:
         """
         times = np.asarray(timestamps, np.int64)
         partitions = np.full(len(times), -1 if partition is None else partition, np.int64)
-        piece = _Piece(keys, values, times, partitions, headers)
-        for start in range(0, len(timestamps), _GATHERED):
-            self._gather(topic, piece.of(slice(start, start + _GATHERED)))
+        piece = _Piece(topic, keys, values, times, partitions, headers)
+        if 0 < len(times) <= _GATHERED:
+            self._gather(piece)
+            return
+        for start in range(0, len(times), _GATHERED):
+            self._gather(piece.of(slice(start, start + _GATHERED)))
 
     def send(self) -> None:
         """Let what was written go, and return: it travels while ``send_offsets`` and ``flush``
         wait. Raises as ``write``."""
-        self._hand_over_all()
+        self._hand_over()
         self._deliveries.start()
         self._link.push()
 
@@ -450,7 +456,7 @@ class RecordWriter:
         as RecordTooLargeError, or RecordRefusedError where its topic takes no such record.
         """
         deadline = self._link.now() + timeout_s
-        self._hand_over_all()
+        self._hand_over()
         if not self._delivered(lambda: self._deliveries.done, deadline):
             late = (
                 f"{self._deliveries.left} records not delivered within {timeout_s:g} s, of those "
@@ -516,7 +522,7 @@ class RecordWriter:
         if self._closed:
             return
         deadline = self._link.now() + timeout_s
-        self._pieces.clear()
+        self._taken()
         self._deliveries.stop()
         while self._deliveries.sending:
             # A record that arrives after the end of its transaction would belong to none.
@@ -546,22 +552,19 @@ class RecordWriter:
             self._link.turn(_CLOSE_S / 10)
         self._end()
 
-    def _gather(self, topic: str, piece: _Piece) -> None:
-        gathered = self._pieces.setdefault(topic, [])
-        gathered.append(piece)
-        self._topics.add(topic)
-        if (
-            sum(len(piece.timestamps) for piece in gathered) >= _GATHERED
-            or sum(_size(piece.keys) + _size(piece.values) for piece in gathered) >= _GATHERED_BYTES
-        ):
-            self._hand_over(topic)
+    def _gather(self, piece: _Piece) -> None:
+        self._pieces.append(piece)
+        self._topics.add(piece.topic)
+        self._gathered += len(piece.timestamps)
+        self._gathered_bytes += _size(piece.keys) + _size(piece.values)
+        if self._gathered >= _GATHERED or self._gathered_bytes >= _GATHERED_BYTES:
+            self._hand_over()
 
-    def _hand_over_all(self) -> None:
-        for topic in list(self._pieces):
-            self._hand_over(topic)
-
-    def _hand_over(self, topic: str) -> None:
-        pieces = self._pieces.pop(topic)
+    def _hand_over(self) -> None:
+        """Encode what is gathered, for all topics and partitions together."""
+        pieces = self._taken()
+        if not pieces:
+            return
         columns = RecordColumns(
             _column([piece.keys for piece in pieces]),
             _column([piece.values for piece in pieces]),
@@ -569,34 +572,54 @@ class RecordWriter:
             _headers(pieces),
         )
         sizes = columns.sizes
-        largest, limit = int(sizes.max()), self._settings.record_bytes
-        if largest > limit:
-            text = (
-                f"{self._name}: writing to {topic}: a record of {largest} bytes: "
-                f"message size too large, the limit is {limit}"
-            )
-            raise self._discarded(RecordTooLargeError(text, topics=(topic,), limit=limit))
-        partitions = self._partitions(topic, pieces, columns.keys)
-        order, numbers, bounds = _runs(partitions)
+        self._require_small(pieces, sizes)
+        topics, width, places = self._places(pieces, columns.keys)
+        order, numbers, bounds = _runs(places)
         if order is not None:
             columns, sizes = columns.take(order), sizes[order]
         ends: list[int] = []
-        owners: list[int] = []
-        for number, start, stop in zip(numbers, bounds, bounds[1:], strict=False):
-            found = batch_ends(sizes[start:stop], self._settings.batch_bytes)
-            ends += [start + end for end in found]
-            owners += [number] * len(found)
-        for number, records in zip(owners, encode(columns, ends), strict=True):
-            self._deliveries.put(TopicPartition(topic, number), records)
+        owners: list[TopicPartition] = []
+        most = self._settings.batch_bytes
+        totals = np.add.reduceat(sizes, bounds[:-1]).tolist()
+        for i, number in enumerate(numbers):
+            start, stop = bounds[i], bounds[i + 1]
+            found = (
+                [stop]
+                if totals[i] <= most
+                else [start + end for end in batch_ends(sizes[start:stop], most)]
+            )
+            ends += found
+            owner = TopicPartition(topics[number // width], number % width)
+            owners += [owner] * len(found)
+        for owner, records in zip(owners, encode(columns, ends), strict=True):
+            self._deliveries.put(owner, records)
         if self._deliveries.waiting_bytes >= _SENT_EARLY_BYTES:
             self._deliveries.start()
             self._link.push()
-        self._wait_while_full(topic)
+        self._wait_while_full(pieces)
 
-    def _wait_while_full(self, topic: str) -> None:
+    def _taken(self) -> list[_Piece]:
+        pieces = self._pieces
+        self._pieces, self._gathered, self._gathered_bytes = [], 0, 0
+        return pieces
+
+    def _require_small(self, pieces: Sequence[_Piece], sizes: Int64) -> None:
+        limit, row = self._settings.record_bytes, int(sizes.argmax())
+        if sizes[row] <= limit:
+            return
+        ends = np.cumsum([len(piece.timestamps) for piece in pieces])
+        topic = pieces[int(np.searchsorted(ends, row, side="right"))].topic
+        text = (
+            f"{self._name}: writing to {topic}: a record of {sizes[row]} bytes: "
+            f"message size too large, the limit is {limit}"
+        )
+        raise self._discarded(RecordTooLargeError(text, topics=(topic,), limit=limit))
+
+    def _wait_while_full(self, pieces: Sequence[_Piece]) -> None:
         deadline, most = self._link.now() + _QUEUE_TIMEOUT_S, self._settings.queue_bytes
         if not self._delivered(lambda: self._deliveries.waiting_bytes <= most, deadline):
-            full = f"the queue stayed full for {_QUEUE_TIMEOUT_S:g} s, writing to {topic}"
+            topics = ", ".join(sorted({piece.topic for piece in pieces}))
+            full = f"the queue stayed full for {_QUEUE_TIMEOUT_S:g} s, writing to {topics}"
             raise self._failed(RetriableError(f"{self._name}: {full}"))
 
     def _delivered(self, enough: Callable[[], bool], deadline: float) -> bool:
@@ -612,21 +635,35 @@ class RecordWriter:
             self._deliveries.start()
             self._link.turn(min(_TURN_S, left_s))
 
-    def _partitions(self, topic: str, pieces: Sequence[_Piece], keys: pa.Array) -> Int64:
-        found = np.concatenate([piece.partitions for piece in pieces])
-        open_ = np.flatnonzero(found < 0)
+    def _places(
+        self, pieces: Sequence[_Piece], keys: pa.Array
+    ) -> tuple[list[str], int, Int64]:
+        """The topics, a width, and for each record ``number of its topic * width + partition``."""
+        topics = list(dict.fromkeys(piece.topic for piece in pieces))
+        rows = [len(piece.timestamps) for piece in pieces]
+        partitions = np.concatenate([piece.partitions for piece in pieces])
+        open_ = np.flatnonzero(partitions < 0)
         if len(open_):
-            whole = len(open_) == len(found)
+            counts = [
+                self.partition_count(piece.topic) if (piece.partitions < 0).any() else 0
+                for piece in pieces
+            ]
+            whole = len(open_) == len(partitions)
             chosen = keys if whole else keys.take(pa.array(open_))
-            found[open_] = self._by_key(chosen, self.partition_count(topic))
-        return found
+            partitions[open_] = self._by_key(chosen, np.repeat(counts, rows)[open_])
+        width = int(partitions.max()) + 1
+        if len(topics) > 1:
+            begins = [topics.index(piece.topic) * width for piece in pieces]
+            partitions += np.repeat(begins, rows)
+        return topics, width, partitions
 
-    def _by_key(self, keys: pa.Array, count: int) -> Int64:
-        chosen = java_partitions(keys, count)
+    def _by_key(self, keys: pa.Array, counts: Int64) -> Int64:
+        chosen = java_partitions(keys, counts)
         if keys.null_count:
             without = np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))
-            first = self._random.randrange(count)
-            chosen[without] = (first + np.arange(len(without)) // _KEYLESS_RUN) % count
+            first = self._random.randrange(_SEQUENCES)
+            runs = first + np.arange(len(without)) // _KEYLESS_RUN
+            chosen[without] = runs % counts[without]
         return chosen
 
     def partition_count(self, topic: str) -> int:
@@ -765,11 +802,14 @@ def _headers(pieces: Sequence[_Piece]) -> pa.Array | None:
     )
 
 
-def _runs(partitions: Int64) -> tuple[Int64 | None, list[int], list[int]]:
-    """An order in which partitions stand together (None: as is), the partitions, their bounds."""
+def _runs(places: Int64) -> tuple[Int64 | None, list[int], list[int]]:
+    """An order in which equal numbers stand together (None: as is), the numbers, their bounds."""
     order = None
-    if len(partitions) > 1 and (partitions[1:] < partitions[:-1]).any():
-        order = np.argsort(partitions.astype(np.uint16), kind="stable")  # 16 bits: a radix sort
-        partitions = partitions[order]
-    begins = np.flatnonzero(np.diff(partitions, prepend=-1))
-    return order, partitions[begins].tolist(), [*begins.tolist(), len(partitions)]
+    if len(places) > 1 and (places[1:] < places[:-1]).any():
+        few = int(places.max()) < 1 << 16
+        # of 16 bits: a radix sort
+        order = np.argsort(places.astype(np.uint16) if few else places, kind="stable")
+        places = places[order]
+    begins = np.flatnonzero(places[1:] != places[:-1]) + 1
+    bounds = [0, *begins.tolist(), len(places)]
+    return order, places[bounds[:-1]].tolist(), bounds
