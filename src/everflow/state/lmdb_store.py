@@ -269,7 +269,9 @@ class LmdbStore:
         def body(txn: lmdb.Transaction[bytes]) -> None:
             meta = change(self._read_meta(txn))
             meta = meta if write is None else write(txn, meta, reached)
-            txn.put(_META, meta.encode(), db=self._meta)
+            data = meta.encode()
+            txn.put(_META, data, db=self._meta)
+            self._decoded = data, meta  # of no use if this is not committed: its bytes are others
 
         self._env.write(body)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from everflow.clock import believed_ms
@@ -64,7 +64,8 @@ class StoreMeta:
 
     def encode(self) -> bytes:
         """JSON in this release's format: an earlier one does not know what else is in it now."""
-        return json.dumps({**asdict(self), "format": FORMAT}).encode()
+        # `asdict` copies what is in it, which takes longer than all the rest.
+        return json.dumps({**vars(self), "format": FORMAT}).encode()
 
     @staticmethod
     def decode(data: bytes, where: str) -> StoreMeta:

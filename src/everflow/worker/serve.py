@@ -279,7 +279,7 @@ class WorkerPorts:
             now_ms=int(time.time() * 1000),
             reached=reached,
         )
-        size = (Path(path) / DATA_FILE).stat().st_size
+        size = os.stat(f"{path}/{DATA_FILE}").st_size
         for full in _retained.wrote(path, len(changes), size, self.most_retained_bytes):
             LmdbStore.close_at(full)
 

@@ -1,9 +1,9 @@
 """`RecordWriter`: records, offsets and commit of a micro-batch, in columns (note 019).
 
-A worker process has one per transactional id. What is written is gathered and encoded for all topics
-and partitions at once, as a call costs more than a record. `Deliveries` sends it to the leaders: in
-order, once, or with a reason. A partition has one batch under way, so one that is sent again comes
-before those behind it; the broker knows it by its sequence number (KIP-98).
+A worker process has one per transactional id. What is written is gathered and encoded for all
+topics and partitions at once, as a call costs more than a record. `Deliveries` sends it to the
+leaders: in order, once, or with a reason. A partition has one batch under way, so one that is sent
+again comes before those behind it; the broker knows it by its sequence number (KIP-98).
 """
 
 from __future__ import annotations
@@ -635,9 +635,7 @@ class RecordWriter:
             self._deliveries.start()
             self._link.turn(min(_TURN_S, left_s))
 
-    def _places(
-        self, pieces: Sequence[_Piece], keys: pa.Array
-    ) -> tuple[list[str], int, Int64]:
+    def _places(self, pieces: Sequence[_Piece], keys: pa.Array) -> tuple[list[str], int, Int64]:
         """The topics, a width, and for each record ``number of its topic * width + partition``."""
         topics = list(dict.fromkeys(piece.topic for piece in pieces))
         rows = [len(piece.timestamps) for piece in pieces]
