@@ -43,13 +43,13 @@ class LoggedJob:
     def __init__(self, job: Job, events: Events) -> None:
         self._job, self._events = job, events
 
-    def run(self, request: BatchRequest) -> BatchResult:
+    def run(self, request: BatchRequest, serves: Callable[[int], bool]) -> BatchResult:
         """Noted when it ends, also where it fails."""
         tasks = [str(context.task) for context in request.tasks]
         began_ms = time.time_ns() / 1e6
         outcome = {"committed": False, "reason": "failed", "records": 0}
         try:
-            result = self._job.run(request)
+            result = self._job.run(request, serves)
             outcome = {
                 "committed": result.committed,
                 "reason": result.reason,

@@ -135,11 +135,9 @@ class SimulatedJob:
     services: WorkerServices
     thread: int
 
-    def run(self, request: BatchRequest) -> BatchResult:
+    def run(self, request: BatchRequest, serves: Callable[[int], bool]) -> BatchResult:
         """See `Job.run`."""
-        self.services.book.hello(
-            request.batch_id, f"t{self.thread}-sink", hash_pid(self.services.name, self.thread)
-        )
+        serves(hash_pid(self.services.name, self.thread))
         plan = self.services.crashes.pop(self.thread, None) if request.tasks else None
         began = self.services.clock.monotonic_ms()
         batch = self.services._batches[self.thread] = _Batch(

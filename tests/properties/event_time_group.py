@@ -7,7 +7,7 @@ tasks move, and records of a partition may begin late or never.
 
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -62,7 +62,7 @@ class _Job:
     group: "Group"
     instance: "_Instance"
 
-    def run(self, request: BatchRequest) -> BatchResult:
+    def run(self, request: BatchRequest, serves: Callable[[int], bool]) -> BatchResult:
         if not request.tasks:
             return BatchResult(outcome=COMMITTED)
         base_ms = self.group.chance.uniform(10, 60)

@@ -88,7 +88,7 @@ def decide(
 
 
 _served_last: dict[int, object] = {}
-"""Worker process -> the book it reported to last: one that serves another is not ours to kill."""
+"""Worker process -> the book that it served last: one that serves another is not ours to kill."""
 
 
 class GateBook:
@@ -105,7 +105,7 @@ class GateBook:
         self._answered: set[str] = set()
         self._abandoned: set[int] = set()
         self._hurried: set[int] = set()
-        self._pids: dict[int, dict[str, int]] = {}
+        self._pids: dict[int, int] = {}
 
     def own(self, tasks: Iterable[TaskId]) -> None:
         """These tasks became ours; owned ones keep their epoch unless they were revoked."""
@@ -161,7 +161,7 @@ class GateBook:
             if thread in self._abandoned or not epochs.items() <= self._epochs.items():
                 return False
             self._open[batch_id] = OpenBatch(batch_id, thread, guarantee, dict(epochs))
-            self._pids.pop(thread, None)  # a pid of an older batch may be another process's by now
+            self._pids.pop(thread, None)  # it may be another process's by now
             return True
 
     def end(self, batch_id: str) -> None:
@@ -195,21 +195,22 @@ class GateBook:
             batch = self._open.get(batch_id)
             return batch is not None and batch.thread not in self._hurried
 
-    def hello(self, batch_id: str, slot: str, pid: int) -> bool:
-        """Record a worker process; False if the batch is not in flight: the worker must stop."""
+    def serves(self, batch_id: str, pid: int) -> bool:
+        """Record the worker process of a batch; False if it is not in flight: it must not run."""
         with self._lock:
             batch = self._open.get(batch_id)
             if batch is None:
                 return False
-            self._pids.setdefault(batch.thread, {})[slot] = pid
+            self._pids[batch.thread] = pid
             _served_last[pid] = self._identity
             return True
 
     def take_pids(self, thread: int) -> tuple[int, ...]:
-        """Worker processes of a stream thread that have served nobody else since; forgets them."""
+        """The worker process of a stream thread's batch, if there is one and it has served nobody
+        else since; forgets it."""
         with self._lock:
-            pids = set(self._pids.pop(thread, {}).values())
-            return tuple(sorted(pid for pid in pids if _served_last.get(pid) is self._identity))
+            pid = self._pids.pop(thread, None)
+            return () if pid is None or _served_last.get(pid) is not self._identity else (pid,)
 
     @property
     def finishing(self) -> bool:
@@ -251,8 +252,6 @@ def answer(
     question: Mapping[str, Any],
 ) -> dict[str, Any]:
     op, batch_id = question.get("op"), str(question.get("batch"))
-    if op == "hello":
-        return {"ok": book.hello(batch_id, str(question["slot"]), int(question["pid"]))}
     if op == "wanted":
         return {"ok": book.wanted(batch_id)}
     if op == "clients":

@@ -101,11 +101,6 @@ class GateClient:
         self._socket: socket.socket | None = None
         self._lines: BinaryIO | None = None
 
-    def hello(self, batch: str, slot: str, pid: int) -> bool:
-        """False: the driver is gone or the batch is not current; the caller must not go on."""
-        answer = self._ask({"op": "hello", "batch": batch, "slot": slot, "pid": pid})
-        return bool(answer.get("ok"))
-
     def wanted(self, batch: str) -> bool:
         """Whether ``batch`` may take its time; False: its thread has a task to hand over, or is to
         stop, or the driver is gone."""
@@ -173,7 +168,7 @@ CONFIG_TIMEOUT_S = 5.0
 
 
 class BatchUnwantedError(RetriableError):
-    """The driver does not want this batch any more (or is gone); nothing was written."""
+    """The driver is gone; nothing was written."""
 
     code = "EF-BATCH-UNWANTED"
 
@@ -194,16 +189,6 @@ class LmdbAccess:
         place = task.stores[spec.name]
         if place.changelog is not None:
             distrust(Path(place.path), reason)
-
-
-def announce(request: BatchRequest) -> None:
-    """Tell the driver which process serves the batch, so that it can be killed after a failure
-    (scenario 34)."""
-    gate = _gate(request.gate)
-    if not gate.hello(request.batch_id, f"t{request.thread}", os.getpid()):
-        raise BatchUnwantedError(
-            f"the driver no longer runs batch {request.batch_id}; nothing was written"
-        )
 
 
 def wanted(request: BatchRequest) -> bool:
@@ -347,6 +332,16 @@ class Arrivals:
         self.unanswered |= calls
 
 
+def _lines_to_driver(connection: socket.socket, path: str) -> Any:
+    """The first line tells the driver which process serves its batches, so that it can be killed
+    after a failure (scenario 34)."""
+    connection.connect(path)
+    lines = connection.makefile("rwb")
+    lines.write(b"%d\n" % os.getpid())
+    lines.flush()
+    return lines
+
+
 @dataclass(kw_only=True)
 class ResidentStep:
     """The only task of the long-running job; picklable. ``ahead_bytes``: how much is fetched ahead
@@ -364,8 +359,7 @@ class ResidentStep:
         """Serve the requests from this socket until the driver stops it, or one has failed: the
         driver then ends this process."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.connect(path)
-            lines = connection.makefile("rwb")
+            lines = _lines_to_driver(connection, path)
             with in_utc(), closing(ColumnClient(self.columns)) as columns, ExitStack() as opened:
                 opened.callback(close_event_loop)
                 spare = SpareMemory(trim_of_libc())
@@ -387,7 +381,6 @@ class ResidentStep:
     ) -> BatchResult:
         memory, timings = of_this_process(os.getpid()), {"began": time.time() * 1000}
         with timed(timings, "read"):
-            announce(request)
             reader = self._connected(request, opened)
             if not request.tasks:  # the thread has none yet, so no record waits
                 reader.warm_up({source.topic for source in self.decoder.sources}, READ_TIMEOUT_S)
@@ -491,8 +484,7 @@ class PackedResident:
     def _refuse(self, error: EverflowError) -> None:
         """Answers the first request with ``error``: there is no step that could serve it."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.connect(self.path)
-            lines = connection.makefile("rwb")
+            lines = _lines_to_driver(connection, self.path)
             if read_line(lines, "the driver's first request") != STOP:
                 lines.write(as_line(BatchResult(outcome=FAILED, failure=failure_of(error))))
                 lines.flush()

@@ -693,7 +693,7 @@ def ended_ms(group: Simulation, name: str) -> float:
 def test_a_batch_of_which_no_worker_is_known_holds_no_end_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where others have all of Spark's places: no hello was said, nobody can be killed."""
+    """As where others have all of Spark's places: no worker has come, nobody can be killed."""
     with Simulation(SMALL, seed=21) as group:
         group.add(2)
         group.settle(60_000)
@@ -709,7 +709,7 @@ def test_a_batch_of_which_no_worker_is_known_holds_no_end_up(
         life = group.instances["i2"].lifecycle
         assert life.states.state is ClientState.NOT_RUNNING
         assert "Stream threads 0" in str(life.error)
-        assert not book.hello(held[0], "t0-sink", 1), "a worker that comes later is sent away"
+        assert not book.serves(held[0], 1), "a worker that comes later is sent away"
         group.settle(60_000)
         group.require_progress(10_000)
 

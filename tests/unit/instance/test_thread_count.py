@@ -487,11 +487,11 @@ def test_an_older_attempt_is_refused_and_pids_are_those_of_the_batch_in_flight()
     book.own([TASK])
     epochs = {TASK: book.epoch(TASK)}
     assert book.begin("i.0.0", 7, EXACTLY_ONCE_V2, epochs)
-    assert book.hello("i.0.0", "t7-0", 111)
+    assert book.serves("i.0.0", 111)
     book.end("i.0.0")
-    assert not book.hello("i.0.0", "t7-0", 111)
+    assert not book.serves("i.0.0", 111)
     assert book.begin("i.0.1", 7, EXACTLY_ONCE_V2, epochs)
-    assert book.hello("i.0.1", "t7-0", 222)
+    assert book.serves("i.0.1", 222)
     assert not book.ask("i.0.0", MEMBER)[0].ok
     assert book.ask("i.0.1", MEMBER)[0].ok
     assert book.take_pids(7) == (222,)
@@ -505,10 +505,10 @@ def test_a_thread_that_was_left_behind_begins_nothing_and_its_batch_is_refused()
     assert book.begin("i-1-0", 0, EXACTLY_ONCE_V2, epochs)
     assert book.begin("j-1-0", 1, EXACTLY_ONCE_V2, epochs)
     book.abandon(0)
-    assert not book.hello("i-1-0", "t0-0", 77)
+    assert not book.serves("i-1-0", 77)
     assert not book.ask("i-1-0", MEMBER)[0].ok
     assert not book.begin("i-2-0", 0, EXACTLY_ONCE_V2, epochs)
-    assert book.hello("j-1-0", "t1-0", 78)
+    assert book.serves("j-1-0", 78)
     assert book.ask("j-1-0", MEMBER)[0].ok
 
 
@@ -516,10 +516,9 @@ def test_a_worker_that_serves_another_instance_of_this_process_by_now_is_not_tak
     closing, staying = GateBook(), GateBook()
     for book, batch in ((closing, "a.0.0"), (staying, "b.0.0")):
         assert book.begin(batch, 0, EXACTLY_ONCE_V2, {})
-    assert closing.hello("a.0.0", "t0-0", 501)
-    assert closing.hello("a.0.0", "t0-1", 502)
-    assert staying.hello("b.0.0", "t0-0", 501)
-    assert closing.take_pids(0) == (502,)
+    assert closing.serves("a.0.0", 501)
+    assert staying.serves("b.0.0", 501)
+    assert closing.take_pids(0) == ()
     assert staying.take_pids(0) == (501,)
 
 
@@ -588,8 +587,8 @@ def test_the_answer_has_that_moment_s_metadata(gate: tuple[GateBook, str], group
     book, path = gate
     assert len(path) < 100
     book.begin("i.0.0", 0, EXACTLY_ONCE_V2, {TASK: book.epoch(TASK)})
+    assert book.serves("i.0.0", 4321)
     with closing(GateClient(path)) as client:
-        assert client.hello("i.0.0", "t0-0", 4321)
         group.metadata = MemberMetadata(
             5, "member-1", None
         )  # a rebalance completed during the batch: scenario 6

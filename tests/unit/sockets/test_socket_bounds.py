@@ -146,6 +146,7 @@ def test_a_batch_whose_answer_is_too_large_has_failed() -> None:
         def work() -> None:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.connect(path)
+                connection.sendall(b"4321\n")
                 connection.makefile("rb").readline()
                 connection.sendall(b"x" * (MOST + 1) + b"\n")
 
@@ -156,13 +157,14 @@ def test_a_batch_whose_answer_is_too_large_has_failed() -> None:
     job = ThreadJob(serve)
     request: Any = "a request"
     with pytest.raises(BatchFailedError) as failed:
-        job.run(request)
+        job.run(request, lambda pid: pid == 4321)
     assert re.match("the answer .* worker has 1,001 bytes", failed.value.failure.error)
     job.close()
     workers[0].join(WAIT_S)
 
 
 def too_large(connection: socket.socket) -> None:
+    connection.recv(MOST)  # the worker's process id
     connection.sendall(b"x" * (MOST + 1) + b"\n")
 
 

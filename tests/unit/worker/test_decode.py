@@ -1,6 +1,7 @@
 """Decoding of records, and the check of where their keys lie."""
 
 import contextlib
+import os
 import re
 import socket
 import struct
@@ -526,11 +527,12 @@ def test_the_first_request_opens_a_reader(tmp_path: Path, monkeypatch: pytest.Mo
     served = threading.Thread(target=step, args=(path,), daemon=True)
     served.start()
     connection, _ = listener.accept()
-    with listener, connection:
+    with listener, connection, connection.makefile("rb") as lines:
+        assert int(lines.readline()) == os.getpid()
         for reason in ("first", "second"):
             request = as_line(BatchResult(outcome=COMMITTED, reason=reason))
             connection.sendall(request)
-            assert connection.makefile("rb").readline() == request
+            assert lines.readline() == request
         connection.sendall(STOP)
         served.join(WAIT_S)
     assert not served.is_alive()

@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, TypeAlias, TypeVar
 
 from everflow.clock import Clock, Running, Spawn, on_thread
@@ -63,8 +64,9 @@ log = logging.getLogger("everflow")
 class Job(Protocol):
     """Runs the micro-batches of one thread (`everflow.instance.thread.thread_job.ThreadJob`)."""
 
-    def run(self, request: BatchRequest) -> BatchResult:
-        """Blocks. BatchFailedError: the batch failed; whether it was committed is not known."""
+    def run(self, request: BatchRequest, serves: Callable[[int], bool]) -> BatchResult:
+        """Blocks. ``serves`` is told the worker's process before it gets the request; False: it is
+        not given it. BatchFailedError: the batch failed; whether it was committed is not known."""
 
     def close(self) -> None: ...
 
@@ -388,7 +390,7 @@ class StreamThread:
         self.services.gate.begin(batch_id, self.number, self.settings.guarantee, {})
         request = self._request(batch_id, PlannedBatch(ranges={}, log_ends={}))
         try:
-            self._opened_job().run(request)
+            self._run_on_job(request)
         except BatchFailedError as failure:
             if failure.failure.kind == "fatal":  # a program that no worker can build, say
                 raise ending(failure.failure, 1, "") from failure
@@ -506,10 +508,10 @@ class StreamThread:
         if self.services.times is not None:
             self.services.times.watch(self.number, self.tasks.values(), self.wake)
 
-    def _opened_job(self) -> Job:
+    def _run_on_job(self, request: BatchRequest) -> BatchResult:
         if self._job is None:
             self._job = self.services.open_job(self.number)
-        return self._job
+        return self._job.run(request, partial(self.services.gate.serves, request.batch_id))
 
     def _resting(self) -> frozenset[TaskId]:
         return self.retries.resting(self.clock.monotonic_ms())
@@ -544,7 +546,7 @@ class StreamThread:
         if search is not None and (line := search.line(planned, since)):
             rebalance_log.info("Stream thread %d: %s", self.number, line)
         try:
-            return self._opened_job().run(self._request(batch_id, planned))
+            return self._run_on_job(self._request(batch_id, planned))
         except BatchFailedError as error:
             if self.hung is None or self.hung.since_ms != since:
                 raise

@@ -69,12 +69,18 @@ class ThreadJob:
         self._serve = serve
         self._job: ServingJob | None = None
         self._lines: Any = None
+        self._pid = 0
         self._opened = ExitStack()
 
-    def run(self, request: BatchRequest) -> BatchResult:
-        """Blocks. BatchFailedError: batch, worker or Spark failed; it may be committed (D6)."""
+    def run(self, request: BatchRequest, serves: Callable[[int], bool]) -> BatchResult:
+        """Blocks; ``serves``: see `stream_thread.Job`. BatchFailedError: batch, worker or Spark
+        failed; it may be committed (D6)."""
         if self._lines is None:
             self._connect()
+        if not serves(self._pid):
+            self.close()
+            text = f"batch {request.batch_id} is not wanted any more: nothing was written"
+            raise BatchFailedError(BatchFailure(kind="worker", error=text))
         try:
             self._lines.write(as_line(request))
             self._lines.flush()
@@ -115,7 +121,11 @@ class ThreadJob:
             self._end()
             raise
         opened.enter_context(connection)
-        self._lines = opened.enter_context(connection.makefile("rwb"))
+        lines = opened.enter_context(connection.makefile("rwb"))
+        pid = read_line(lines, "a worker's process id")
+        if not pid.endswith(b"\n"):  # it was killed meanwhile
+            raise self._failed()
+        self._pid, self._lines = int(pid), lines
 
     def _accepted(self, listener: socket.socket, job: ServingJob) -> socket.socket:
         waited_s = 0.0
