@@ -181,7 +181,7 @@ class _Ends(EndOffsets):
     def idle(self, thread: int, waiting: bool) -> None:
         super().idle(thread, waiting)
         if waiting:
-            self.world.wait_for_input(thread)
+            self.world.wait_for_input(thread, self._ends)
 
     def waits(self, thread: int) -> bool:
         return thread in self._idle
@@ -245,7 +245,11 @@ class _World:
             log.visible = int(np.searchsorted(log.origin, now_ms, "right"))
         return {tp: log.visible for tp, log in self.logs.items()}
 
-    def wait_for_input(self, thread: int) -> None:
+    def wait_for_input(self, thread: int, known: Offsets) -> None:
+        now = self.visible()
+        if any(now[tp] > known.get(tp, 0) for tp in now if tp.partition % self.case.threads == thread):
+            self.scheduler.after(NETWORK_MS, lambda: self._wake(thread), self.process)
+            return
         times = self._arrivals[thread]
         at = int(np.searchsorted(times, self.scheduler.now_ms, "right"))
         if at < len(times):
@@ -379,10 +383,10 @@ class _Job:
         blocked_ms = max(0.0, self._ended_ms - world.clock.monotonic_ms())
         world.clock.park(blocked_ms)
         world.clock.park(own_ms * (1 - FIRST_WRITE))
-        answer_ms = costs.answer + costs.answer_task * len(read)
         factor = case.broker(world.clock.monotonic_ms())
+        answer_ms = (costs.answer + costs.answer_task * len(read)) * factor * noise
         moved = size + count * case.record_bytes
-        world.clock.park(answer_ms * noise * factor + moved / case.link * 1000)
+        world.clock.park(answer_ms + moved / case.link * 1000)
         now_ms = world.clock.monotonic_ms()
         self._ended_ms = now_ms + costs.marker * len(read) * factor
         for index, found in origins.items():
@@ -398,7 +402,7 @@ class _Job:
             outcome=COMMITTED,
             consumed={tp: end for tp, (_, end) in request.ranges.items()},
             counts={"in": count, "bytes": size},
-            timings={"operators": own_ms * 0.3},
+            timings={"operators": own_ms * 0.3, "offsets": answer_ms * 0.25, "commit": answer_ms * 0.2},
             blocked_ms=blocked_ms,
             **({"processor_ms": own_ms} if "processor_ms" in BatchResult.__annotations__ else {}),
         )

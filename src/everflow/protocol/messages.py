@@ -310,6 +310,7 @@ class BatchResult:
             ``offsets``, ``commit``, ``apply``; and ``began``, the epoch ms at which it was called.
         blocked_ms: for so long its transaction was open while the broker was still ending the one
             before.
+        processor_ms: of the worker's process, from the request on.
         left_out: the first few records that failed and that a handler left out, each in a line.
         remarks: what else is logged of the batch, each in a line.
         silent: as in the request: nothing of them was read.
@@ -329,6 +330,7 @@ class BatchResult:
     failure: BatchFailure | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
     blocked_ms: float = 0.0
+    processor_ms: float = 0.0
     figures: BatchFigures = field(default_factory=BatchFigures)
     left_out: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)

@@ -366,11 +366,13 @@ class ResidentStep:
                 while line := read_line(lines, "the driver's request for a batch"):
                     if line == STOP:
                         break
+                    before_s = time.process_time()
                     try:
                         result = self._result(from_line(line), columns, opened)
                     except Exception as error:
                         result = BatchResult(outcome=FAILED, failure=failure_of(error))
-                    lines.write(as_line(result))
+                    spent_ms = (time.process_time() - before_s) * 1000
+                    lines.write(as_line(replace(result, processor_ms=spent_ms)))
                     lines.flush()
                     if result.outcome == FAILED:
                         break

@@ -17,25 +17,19 @@ COLD_MS = 1_500
 """Extra cost of a thread's first full batch of any size: connections, classes, compiled code."""
 SMALLEST_RECORDS = 1_000
 """However slow all is but the program itself, a batch takes so many records, if there are."""
-GROWTH = 4
-"""How fast the bound grows at the most while full batches end before the time they may take."""
 MERGED_SHARE = 4
 """A merge that reads a fourth of what was planned is bounded by its ranges; else it waits."""
-REST_SHARE = 1 / 3
-"""Minimal rest of a thread that has caught up, as a share of its last batch (note 018)."""
-REKEYED_SHARE = 0.4
-"""The same behind records of several sub-topologies: more come to share the next batch."""
-FEW_SHARE = 0.6
-"""The share behind few records, for each of up to `FEW_TASKS` tasks: they cost a batch little."""
-FEW_TASKS = 3
-FEW_RECORDS = 3
-"""So many of each task are few; with twice as many the share is a fourth of that (note 018)."""
-MANY_TASKS = 8
-"""Behind records of so many tasks it rests the longest: a batch costs by the task (note 018)."""
-RARE_AFTER = 5
-"""A record for which a thread waited at least so many rests is rare."""
-RARE_SHARE = 0.25
-"""The share of the rest behind a rare record: others may have been sent at the same moment."""
+ANSWERS = 2
+"""A batch waits for the brokers about so often for each answer that has nothing of its records."""
+PROCESSOR_SHARE = 0.2
+"""Share of a core that a thread takes at most for what batches cost beside their records."""
+WAKE_SHARE = 0.1
+"""The share of the interval for which a record that wakes a thread waits for others, which may have
+been sent at the same moment."""
+KEPT = 0.95
+"""The weight of a batch in what batches cost, against that of the one behind it."""
+NEAR = 0.02
+"""Batches whose records differ by less than a seventh do not show what a record costs."""
 
 ENDINGS = 4
 """The rest for the end of a transaction goes by the shortest of so many: a broker may be busy."""
@@ -47,18 +41,63 @@ LONGEST_ENDING_MS = 1_000.0
 
 
 @dataclass(frozen=True)
+class BatchCost:
+    """What a batch costs, ms, by its records: least squares, in which the last `KEPT` counts most.
+
+    ``records`` and ``ms`` are means, ``spread`` the variance of the records, ``together`` their
+    covariance with ms. A batch counts as no further from the mean than twice of it: one with a
+    backlog, or with one large record, tells no more than its direction."""
+
+    weight: float = 0.0
+    records: float = 0.0
+    ms: float = 0.0
+    spread: float = 0.0
+    together: float = 0.0
+
+    def after(self, records: int, ms: float) -> BatchCost:
+        """With one more batch."""
+        weight = self.weight * KEPT + 1
+        gain = 1 / weight
+        more, longer = records - self.records, ms - self.ms
+        if self.weight:
+            far = max(1.0, abs(more) / max(1.0, self.records), abs(longer) / max(1.0, self.ms))
+            more, longer = more / far, longer / far
+        return BatchCost(
+            weight,
+            self.records + gain * more,
+            self.ms + gain * longer,
+            (1 - gain) * (self.spread + gain * more * more),
+            (1 - gain) * (self.together + gain * more * longer),
+        )
+
+    @property
+    def fixed_ms(self) -> float:
+        """What a batch costs beside its records; all of it where batches are of one size."""
+        differing = self.spread + NEAR * self.records**2
+        per_record = max(0.0, self.together / differing) if differing else 0.0
+        return max(0.0, self.ms - per_record * self.records)
+
+
+@dataclass(frozen=True)
 class BatchSize:
     """The size of the next batch and the rest behind it, learnt from the batches before.
 
-    It shrinks to what fits once a batch took too long. It grows while full batches end early, to
-    what would have fitted and by `GROWTH` at most; below `SMALLEST_RECORDS` always, unless its
-    records cost the time. ``bytes_per_record`` is smoothed, None if unknown. ``endings``: the ms
-    for which the broker at least still ended each of the last transactions."""
+    A full batch, or one whose records took too long, sets it to what fits by the time that its
+    records took. It is at least `SMALLEST_RECORDS`, unless computing them costs the time.
+    ``bytes_per_record`` is smoothed, None if unknown. ``cost``: of the worker's processor.
+    ``endings``: the ms for which the broker at least still ended each of the last transactions."""
 
     bound: int = FIRST_RECORDS
     bytes_per_record: float | None = None
     cold: bool = True
+    cost: BatchCost = BatchCost()
     endings: tuple[float, ...] = ()
+
+    @property
+    def interval_ms(self) -> float:
+        """From the start of a batch to that of the next one, at which what batches cost beside
+        their records takes `PROCESSOR_SHARE` of a core."""
+        return self.cost.fixed_ms / PROCESSOR_SHARE
 
     @property
     def ending_rest_ms(self) -> float:
@@ -76,10 +115,14 @@ class BatchSize:
         raw_bytes: int | None = None,
         computing_ms: float = 0.0,
         blocked_ms: float = 0.0,
+        answers_ms: float = 0.0,
+        processor_ms: float = 0.0,
     ) -> BatchSize:
         """With one more finished batch. ``planned``: how many its ranges had; a merge may read
         fewer. ``computing_ms``: what its records cost, which bounds the next one below
-        `SMALLEST_RECORDS`, too. ``blocked_ms``: for how long the transaction before blocked it."""
+        `SMALLEST_RECORDS`, too. ``answers_ms``: how long the brokers took for what has none of its
+        records. ``processor_ms``: of its worker. ``blocked_ms``: for how long the transaction
+        before blocked it."""
         size = self.bytes_per_record
         if raw_bytes is not None and records > 0:
             size = raw_bytes / records if size is None else (size + raw_bytes / records) / 2
@@ -87,31 +130,29 @@ class BatchSize:
         full = self._full(limits, records)
         if self.cold and full:
             elapsed_ms = max(elapsed_ms - COLD_MS, elapsed_ms / 4)
-        if elapsed_ms > limits.target_ms and bound > SMALLEST_RECORDS:
-            bound = max(SMALLEST_RECORDS, int(min(records, bound) * limits.target_ms / elapsed_ms))
+        records_ms = max(1.0, computing_ms, elapsed_ms - ANSWERS * answers_ms)
+        affordable = max(1, int(records * limits.target_ms / max(1.0, computing_ms)))
+        if records > 0 and records_ms > limits.target_ms:
+            fitting = self._fitting(limits, min(records, bound), elapsed_ms, records_ms)
+            bound = min(fitting, affordable)
         elif full or self._bounded_merge(limits, records, planned):
-            bound = self._grown(limits, records, elapsed_ms, computing_ms)
-        if records > 0 and computing_ms > limits.target_ms:
-            bound = min(bound, max(1, int(records * limits.target_ms / computing_ms)))
+            fitting = self._fitting(limits, bound, elapsed_ms, records_ms)
+            bound = max(bound, min(fitting, affordable))
         rested_ms = 0.0 if full else self.ending_rest_ms
         ending_ms = rested_ms + blocked_ms if blocked_ms > 0 else rested_ms * ENDING_SHARE
         endings = (*self.endings, ending_ms)[-ENDINGS:]
-        return BatchSize(bound, size, self.cold and not full, endings)
+        cost = self.cost.after(records, processor_ms) if records else self.cost
+        return BatchSize(bound, size, self.cold and not full, cost, endings)
 
-    def rest_ms(
-        self, limits: BatchLimits, records: int, elapsed_ms: float, tasks: Collection[TaskId]
-    ) -> float:
-        """The wait for more records; 0 behind a full batch. ``tasks``: those that had records."""
-        if self._full(limits, records) or not limits.most_rest_ms:
+    def rest_ms(self, limits: BatchLimits, records: int, elapsed_ms: float) -> float:
+        """The wait for more records, ``commit.interval.ms`` at the most; 0 behind a full batch."""
+        if self._full(limits, records):
             return 0.0
-        few = FEW_RECORDS * len(tasks) / max(1, records)
-        depth = len({task.subtopology for task in tasks})
-        share = max(
-            REST_SHARE if depth < 2 else REKEYED_SHARE,
-            FEW_SHARE * min(len(tasks), FEW_TASKS) * min(few, 1.0) ** 2,
-            min(len(tasks) / MANY_TASKS, 1.0) ** 3 * (1.0 + 2.0 / max(1, depth)),
-        )
-        return min(elapsed_ms * share, limits.most_rest_ms)
+        return min(max(0.0, self.interval_ms - elapsed_ms), limits.most_rest_ms)
+
+    def wake_rest_ms(self, limits: BatchLimits) -> float:
+        """The wait behind a record that wakes a thread."""
+        return min(self.interval_ms * WAKE_SHARE, limits.most_rest_ms)
 
     def records(self, limits: BatchLimits) -> int:
         """The bound with ``max.batch.records`` and ``max.batch.bytes``; at least 1."""
@@ -120,15 +161,14 @@ class BatchSize:
             bound = min(bound, limits.max_bytes / self.bytes_per_record)
         return max(1, int(bound))
 
-    def _grown(
-        self, limits: BatchLimits, records: int, elapsed_ms: float, computing_ms: float
+    def _fitting(
+        self, limits: BatchLimits, records: int, elapsed_ms: float, records_ms: float
     ) -> int:
-        """Behind a full batch: by what fits, but no further than the records leave time for."""
-        fitting = self.bound * min(GROWTH, limits.target_ms / max(1.0, elapsed_ms))
-        least = min(self.bound * GROWTH, SMALLEST_RECORDS)
-        affordable = records * limits.target_ms / max(1.0, computing_ms)
-        bound = max(self.bound, min(max(fitting, least), affordable))
-        return min(int(bound), limits.max_records)
+        """How many fit into the time, if so many took ``records_ms`` of ``elapsed_ms``. What comes
+        whatever the size leaves them half of it at least."""
+        room_ms = max(limits.target_ms - (elapsed_ms - records_ms), limits.target_ms / 2)
+        fitting = max(SMALLEST_RECORDS, int(records * room_ms / records_ms))
+        return min(fitting, limits.max_records)
 
     def _bounded_merge(self, limits: BatchLimits, records: int, planned: int) -> bool:
         """True if a batch of fewer records was full: a merge ends with the range of one input."""
@@ -137,13 +177,6 @@ class BatchSize:
 
     def _full(self, limits: BatchLimits, records: int) -> bool:
         return records * 10 >= self.records(limits) * 9
-
-
-def wake_rest_ms(rest_ms: float, idle_ms: float) -> float:
-    """The wait behind a record that wakes a thread after ``idle_ms``. ``rest_ms``: the wait behind
-    its last batch."""
-    rare = idle_ms >= RARE_AFTER * rest_ms
-    return rest_ms * RARE_SHARE if rare else min(rest_ms, idle_ms)
 
 
 def plan_ranges(available: Ranges, records: int) -> dict[TopicPartition, OffsetRange]:

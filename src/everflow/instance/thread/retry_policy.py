@@ -43,7 +43,7 @@ from everflow.instance.thread.failure_text import ending, in_full, short
 from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.logs import some
 from everflow.memory import BatchMemory, WorkerMemory
-from everflow.protocol.messages import CALLS, LEFT, SINKS, BatchFailure, BatchResult
+from everflow.protocol.messages import CALLS, LEFT, BatchFailure, BatchResult
 from everflow.records import OffsetRange, Ranges, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 
@@ -92,6 +92,8 @@ _REPLACEABLE = (
 """What another service, setting, more room, or a broker that is back may mend meanwhile."""
 _COMPUTING = ("operators", "columns", CALLS)
 """The phases of a batch that grow with its records only."""
+_ANSWERS = ("gate", "offsets", "commit")
+"""The phases that wait for brokers, and not for records."""
 _ADDRESSES = re.compile(
     r"0x[0-9a-f]+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\d+", re.IGNORECASE
 )
@@ -511,10 +513,7 @@ class RetryPolicy:
             self.quarantine.progressed(task)
         self.stalled.committed(result, progressed, tasks, elapsed_ms, now_ms)
         bounds = self.bounds
-        # The outside costs no processor, and meanwhile records have come to share a batch.
-        outside_ms = result.timings.get(CALLS, 0.0) + result.timings.get(SINKS, 0.0)
-        working_ms = max(0.0, elapsed_ms - outside_ms)
-        rest_ms = max(0.0, self.size.rest_ms(bounds, read, working_ms, progressed) - outside_ms)
+        rest_ms = self.size.rest_ms(bounds, read, elapsed_ms)
         if result.counts.get(LEFT):  # the next one waits for their answers, in company
             rest_ms = 0.0
         ending_ms = self.size.ending_rest_ms if rest_ms else 0.0
@@ -640,9 +639,18 @@ class RetryPolicy:
         computing_ms = sum(
             spent for name, spent in result.timings.items() if name.startswith(_COMPUTING)
         )
+        answers_ms = sum(result.timings.get(name, 0.0) for name in _ANSWERS)
         raw_bytes = result.counts.get("bytes")
         self.size = before.after(
-            bounds, planned, read, elapsed_ms, raw_bytes, computing_ms, result.blocked_ms
+            bounds,
+            planned,
+            read,
+            elapsed_ms,
+            raw_bytes,
+            computing_ms,
+            result.blocked_ms,
+            answers_ms,
+            result.processor_ms,
         )
         self.memory = self.memory.after(raw_bytes or 0, bounds.max_bytes, result.memory)
         if self.search is not None:

@@ -25,7 +25,7 @@ from everflow.instance.tasks.task import (
     positions_of,
 )
 from everflow.instance.thread.batch_counts import BatchCounts
-from everflow.instance.thread.batching import PlannedBatch, wake_rest_ms
+from everflow.instance.thread.batching import PlannedBatch
 from everflow.instance.thread.failure_text import ending, short
 from everflow.instance.thread.planning import BatchPlanner, IdleSources, TaskIdling
 from everflow.instance.thread.progress import BatchTimes, EventTimes
@@ -239,8 +239,6 @@ class StreamThread:
         self._last_job_ms = self.clock.monotonic_ms()
         self._rests_until_ms = 0.0
         """Until then records wait to share the next batch's commit (`commit.interval.ms`)."""
-        self._rest_ms = 0.0
-        """The wait behind the last batch, and the longest behind a record that wakes it."""
         self._running: Running | None = None
 
     @property
@@ -440,9 +438,8 @@ class StreamThread:
         if planned is None:
             if self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms(), self._planner.left_ms)):
                 # A record has come after a rest: others may share its batch (note 018).
-                now_ms = self.clock.monotonic_ms()
-                idle_ms = now_ms - self._rests_until_ms
-                self._rests_until_ms = now_ms + wake_rest_ms(self._rest_ms, idle_ms)
+                rest_ms = self.retries.size.wake_rest_ms(self.settings.limits)
+                self._rests_until_ms = self.clock.monotonic_ms() + rest_ms
             return False
         # 4. Run it; the workers commit through the gate.
         self._planned = planned
@@ -707,12 +704,12 @@ class StreamThread:
             if moved or in_a_record:
                 progressed.append(task.id)
         now_ms = self.clock.monotonic_ms()
-        self._rest_ms, ending_ms = self.retries.batch_committed(
+        rest_ms, ending_ms = self.retries.batch_committed(
             result, planned, read, progressed, self.tasks, elapsed_ms, now_ms
         )
         self._planner.committed(planned, result, read, self.tasks)
         self._next = self._next._replace(counter=self._next.counter + 1)
-        self._rests_until_ms = self.clock.monotonic_ms() + self._rest_ms + ending_ms
+        self._rests_until_ms = self.clock.monotonic_ms() + rest_ms + ending_ms
         text = "Stream thread %d: batch %s, %d records in %.1f ms %s, memory %s"
         figures = (read, elapsed_ms, result.timings, self.retries.memory)
         log.debug(text, self.number, batch_id, *figures)
