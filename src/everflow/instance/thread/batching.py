@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -21,15 +22,20 @@ MERGED_SHARE = 4
 """A merge that reads a fourth of what was planned is bounded by its ranges; else it waits."""
 ANSWERS = 2
 """A batch waits for the brokers about so often for each answer that has nothing of its records."""
-PROCESSOR_SHARE = 0.2
-"""Share of a core that a thread takes at most for what batches cost beside their records."""
-WAKE_SHARE = 0.1
+WORTH_MS = 400.0
+"""A core for so long is worth a ms of latency: batches are so far apart that one more ms between
+them saves the 400th part of a core."""
+WAKE_SHARE = 0.05
 """The share of the interval for which a record that wakes a thread waits for others, which may have
 been sent at the same moment."""
-KEPT = 0.95
-"""The weight of a batch in what batches cost, against that of the one behind it."""
-NEAR = 0.02
-"""Batches whose records differ by less than a seventh do not show what a record costs."""
+CREDIT = 3
+"""So many intervals are saved up while few records come: the next batches need not wait for one."""
+LAST = 20
+"""What a batch costs is the mean of about so many."""
+LONG_AGO = 200
+"""What a record costs is learnt from so many: batches of one size hardly show it."""
+NEAR = 0.005
+"""Batches whose records differ by less than a fourteenth of the mean do not show it at all."""
 
 ENDINGS = 4
 """The rest for the end of a transaction goes by the shortest of so many: a broker may be busy."""
@@ -42,13 +48,13 @@ LONGEST_ENDING_MS = 1_000.0
 
 @dataclass(frozen=True)
 class BatchCost:
-    """What a batch costs, ms, by its records: least squares, in which the last `KEPT` counts most.
+    """What a batch costs, ms, by its records: least squares, in which the latest count most.
 
     ``records`` and ``ms`` are means, ``spread`` the variance of the records, ``together`` their
     covariance with ms. A batch counts as no further from the mean than twice of it: one with a
     backlog, or with one large record, tells no more than its direction."""
 
-    weight: float = 0.0
+    count: int = 0
     records: float = 0.0
     ms: float = 0.0
     spread: float = 0.0
@@ -56,18 +62,18 @@ class BatchCost:
 
     def after(self, records: int, ms: float) -> BatchCost:
         """With one more batch."""
-        weight = self.weight * KEPT + 1
-        gain = 1 / weight
+        count = self.count + 1
+        gain, slow = max(1 / count, 1 / LAST), max(1 / count, 1 / LONG_AGO)
         more, longer = records - self.records, ms - self.ms
-        if self.weight:
+        if self.count:
             far = max(1.0, abs(more) / max(1.0, self.records), abs(longer) / max(1.0, self.ms))
             more, longer = more / far, longer / far
         return BatchCost(
-            weight,
+            count,
             self.records + gain * more,
             self.ms + gain * longer,
-            (1 - gain) * (self.spread + gain * more * more),
-            (1 - gain) * (self.together + gain * more * longer),
+            (1 - slow) * (self.spread + slow * more * more),
+            (1 - slow) * (self.together + slow * more * longer),
         )
 
     @property
@@ -95,9 +101,9 @@ class BatchSize:
 
     @property
     def interval_ms(self) -> float:
-        """From the start of a batch to that of the next one, at which what batches cost beside
-        their records takes `PROCESSOR_SHARE` of a core."""
-        return self.cost.fixed_ms / PROCESSOR_SHARE
+        """From the start of a batch to that of the next one. What batches cost beside their records
+        takes ``fixed_ms / interval_ms`` of a core; one more ms saves the derivative of that."""
+        return math.sqrt(self.cost.fixed_ms * WORTH_MS)
 
     @property
     def ending_rest_ms(self) -> float:
@@ -127,7 +133,7 @@ class BatchSize:
         if raw_bytes is not None and records > 0:
             size = raw_bytes / records if size is None else (size + raw_bytes / records) / 2
         bound = self.bound
-        full = self._full(limits, records)
+        full = self.is_full(limits, records)
         if self.cold and full:
             elapsed_ms = max(elapsed_ms - COLD_MS, elapsed_ms / 4)
         records_ms = max(1.0, computing_ms, elapsed_ms - ANSWERS * answers_ms)
@@ -144,11 +150,12 @@ class BatchSize:
         cost = self.cost.after(records, processor_ms) if records else self.cost
         return BatchSize(bound, size, self.cold and not full, cost, endings)
 
-    def rest_ms(self, limits: BatchLimits, records: int, elapsed_ms: float) -> float:
-        """The wait for more records, ``commit.interval.ms`` at the most; 0 behind a full batch."""
-        if self._full(limits, records):
-            return 0.0
-        return min(max(0.0, self.interval_ms - elapsed_ms), limits.most_rest_ms)
+    def due_ms(self, limits: BatchLimits, due_ms: float, began_ms: float, now_ms: float) -> float:
+        """When the batch behind one may begin that was due then and ``began_ms`` at another time:
+        one interval later, ``commit.interval.ms`` from now at the most."""
+        interval_ms = self.interval_ms
+        due_ms = max(due_ms, began_ms - CREDIT * interval_ms) + interval_ms
+        return min(due_ms, now_ms + limits.most_rest_ms)
 
     def wake_rest_ms(self, limits: BatchLimits) -> float:
         """The wait behind a record that wakes a thread."""
@@ -173,9 +180,9 @@ class BatchSize:
     def _bounded_merge(self, limits: BatchLimits, records: int, planned: int) -> bool:
         """True if a batch of fewer records was full: a merge ends with the range of one input."""
         near = self.bound < SMALLEST_RECORDS or records * MERGED_SHARE >= planned
-        return near and self._full(limits, planned)
+        return near and self.is_full(limits, planned)
 
-    def _full(self, limits: BatchLimits, records: int) -> bool:
+    def is_full(self, limits: BatchLimits, records: int) -> bool:
         return records * 10 >= self.records(limits) * 9
 
 

@@ -347,6 +347,8 @@ class RetryPolicy:
     trouble: Trouble | None = None
     _repeated: RepeatedFailures = field(default_factory=RepeatedFailures)
     _pause_ms: float = FIRST_PAUSE_MS
+    _due_ms: float = 0.0
+    """When the next batch may begin, by what batches cost."""
     _failed_after_ms: float = 0.0
     _part: int = 0
     """Which task's records were last run alone, to find the one that ends its worker."""
@@ -507,16 +509,13 @@ class RetryPolicy:
         tasks: Tasks,
         elapsed_ms: float,
         now_ms: float,
-    ) -> tuple[float, float]:
-        """Returns the rest for more records, and behind it that for the broker; ms."""
+    ) -> float:
+        """Returns the ms to rest: for more records, or for the broker."""
         for task in progressed:
             self.quarantine.progressed(task)
         self.stalled.committed(result, progressed, tasks, elapsed_ms, now_ms)
         bounds = self.bounds
-        rest_ms = self.size.rest_ms(bounds, read, elapsed_ms)
-        if result.counts.get(LEFT):  # the next one waits for their answers, in company
-            rest_ms = 0.0
-        ending_ms = self.size.ending_rest_ms if rest_ms else 0.0
+        full = self.size.is_full(bounds, read)
         self._learn(result, planned.records, read, elapsed_ms, bounds)
         self._forget_failures()
         if self._skipped:
@@ -524,7 +523,11 @@ class RetryPolicy:
             for topic, partition, offset in list(self._skipped):
                 if at.get(TopicPartition(topic, partition), 0) > offset:
                     del self._skipped[topic, partition, offset]
-        return rest_ms, ending_ms
+        began_ms = now_ms - elapsed_ms
+        self._due_ms = self.size.due_ms(bounds, self._due_ms, began_ms, now_ms)
+        if full or result.counts.get(LEFT):  # these wait for their answers in the next one
+            return 0.0
+        return max(0.0, self._due_ms - now_ms, self.size.ending_rest_ms)
 
     def uncaught(
         self,

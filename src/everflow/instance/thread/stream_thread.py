@@ -704,12 +704,12 @@ class StreamThread:
             if moved or in_a_record:
                 progressed.append(task.id)
         now_ms = self.clock.monotonic_ms()
-        rest_ms, ending_ms = self.retries.batch_committed(
+        rest_ms = self.retries.batch_committed(
             result, planned, read, progressed, self.tasks, elapsed_ms, now_ms
         )
         self._planner.committed(planned, result, read, self.tasks)
         self._next = self._next._replace(counter=self._next.counter + 1)
-        self._rests_until_ms = self.clock.monotonic_ms() + rest_ms + ending_ms
+        self._rests_until_ms = self.clock.monotonic_ms() + rest_ms
         text = "Stream thread %d: batch %s, %d records in %.1f ms %s, memory %s"
         figures = (read, elapsed_ms, result.timings, self.retries.memory)
         log.debug(text, self.number, batch_id, *figures)
