@@ -33,6 +33,7 @@ Ints = npt.NDArray[np.int64]
 
 NETWORK_MS = 1.0
 """Until a record that was written may be read, and until a waiting thread knows of it."""
+GROUP_MS = 3.0
 KEYS = 1_000
 """Different keys, where they are not used equally often."""
 FIRST_WRITE = 0.6
@@ -68,6 +69,7 @@ class PaceCase:
         zipf: exponent of how often keys are used; 0: all equally often.
         hot: share of the records that go to partition 0, besides.
         large_every: each so many-th record has ``large_bytes``; 0: none.
+        group: so many records are made within `GROUP_MS`, in different logs.
         link: bytes a second to and from the broker.
         noise: spread (sigma of a log-normal) of the costs of a batch.
     """
@@ -85,6 +87,7 @@ class PaceCase:
     record_bytes: int = 200
     large_every: int = 0
     large_bytes: int = 1_000_000
+    group: int = 1
     link: float = math.inf
     noise: float = 0.15
     limits: BatchLimits = BatchLimits(500_000, 64 << 20, 3_000, 100)
@@ -227,7 +230,11 @@ class _World:
     def _generate(self) -> None:
         case = self.case
         count = int(case.rate * case.seconds)
-        times = np.sort(self.random.uniform(0, case.seconds * 1000, count))
+        groups = self.random.uniform(0, case.seconds * 1000, -(-count // case.group))
+        times = np.repeat(groups, case.group)[:count]
+        if case.group > 1:
+            times += self.random.uniform(0, GROUP_MS, count)
+        times.sort()
         places = self.random.choice(case.partitions, count, p=self.weights)
         sizes = np.full(count, case.record_bytes)
         if case.large_every:

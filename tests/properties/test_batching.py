@@ -1,10 +1,17 @@
 """Offset ranges of a micro-batch: within end and budget, fair, complete where there is room."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow.config import BatchLimits
-from everflow.instance.thread.batching import SMALLEST_RECORDS, BatchSize, plan_ranges
+from everflow.instance.thread.batching import (
+    FIRST_RECORDS,
+    SMALLEST_RECORDS,
+    BatchCost,
+    BatchSize,
+    plan_ranges,
+)
 from everflow.records import OffsetRange, TopicPartition
 
 backlogs = st.dictionaries(
@@ -63,14 +70,10 @@ def test_a_batch_is_bounded_by_records_bytes_and_the_time_of_the_one_before(
             assert size.bound <= max(SMALLEST_RECORDS, before.bound)
 
 
-def test_a_slow_program_gets_small_batches_at_once_and_a_fast_one_grows_step_by_step() -> None:
+def test_a_slow_program_gets_small_batches_at_once_and_a_fast_one_large_ones() -> None:
     limits = BatchLimits(500_000, 1 << 40, 3_000)
     assert BatchSize(cold=False).after(limits, 100_000, 100_000, 100_000).records(limits) == 3_000
-    assert BatchSize().after(limits, 100_000, 100_000, 10).records(limits) == 400_000
-    assert (
-        BatchSize(200_000, cold=False).after(limits, 200_000, 200_000, 10).records(limits)
-        == 500_000
-    )
+    assert BatchSize().after(limits, 100_000, 100_000, 10).records(limits) == 500_000
     assert (
         BatchSize(200_000, cold=False).after(limits, 200_000, 200_000, 2_000).records(limits)
         == 300_000
@@ -127,6 +130,46 @@ def test_a_small_batch_of_a_merge_grows_although_it_reads_one_record(inputs: int
         size = size.after(limits, max(inputs, size.records(limits)), 1, 50.0)
     assert size.records(limits) >= SMALLEST_RECORDS
     fed = BatchSize(10_000, cold=False)
-    assert fed.after(limits, 10_000, 4_000, 50.0).bound == 40_000
+    assert fed.after(limits, 10_000, 4_000, 50.0).bound == 500_000
     assert fed.after(limits, 10_000, 10, 50.0).bound == 10_000, "it waits for an input"
     assert fed.after(limits, 10, 10, 50.0).bound == 10_000, "there are no more"
+
+
+def test_answers_that_take_long_do_not_make_batches_small() -> None:
+    """Of a cold broker each transaction takes seconds, whatever is in it: batches of a thousand
+    records, one behind the other, kept a backlog for half a minute."""
+    limits = BatchLimits(500_000, 1 << 40, 3_000)
+    few = BatchSize(cold=False).after(limits, 20, 20, 4_000, answers_ms=1_900)
+    assert few.bound == FIRST_RECORDS
+    full = BatchSize(1_000, cold=False).after(limits, 1_000, 1_000, 4_000, answers_ms=1_900)
+    assert full.bound == 7_500, "half of the time is theirs, of which a thousand took 200 ms"
+    link = BatchSize(10_000, cold=False).after(limits, 10_000, 10_000, 9_000, answers_ms=50)
+    assert 3_000 < link.bound < 3_400, "records that travel slowly do"
+
+
+@given(
+    st.floats(1, 100),
+    st.floats(0, 0.1),
+    st.lists(st.integers(20, 400), min_size=40, max_size=80).filter(lambda found: max(found) > 100),
+)
+def test_what_a_batch_costs_is_told_from_what_its_records_cost(
+    fixed_ms: float, record_ms: float, batches: list[int]
+) -> None:
+    cost = BatchCost()
+    for records in batches:
+        cost = cost.after(records, fixed_ms + record_ms * records)
+    whole = fixed_ms + record_ms * max(batches)
+    assert 0 <= cost.fixed_ms <= whole * 1.01
+    even = BatchCost()
+    for _ in batches:
+        even = even.after(100, fixed_ms + record_ms * 100)
+    assert even.fixed_ms == pytest.approx(fixed_ms + record_ms * 100), "nothing shows it"
+
+
+def test_one_large_batch_is_no_reason_for_long_rests() -> None:
+    cost = BatchCost()
+    for turn in range(100):
+        cost = cost.after(20 + turn % 7, 10 + 0.02 * (20 + turn % 7))
+    assert cost.fixed_ms == pytest.approx(10, rel=0.02)
+    assert cost.after(100_000, 2_010).fixed_ms == pytest.approx(10, rel=0.1)
+    assert cost.after(20, 500).fixed_ms < 12

@@ -16,7 +16,7 @@ from everflow.errors import (
     WorkerDiedError,
 )
 from everflow.instance.tasks.task import ActiveTask, TaskState, TaskTimeouts
-from everflow.instance.thread.batching import BatchSize, PlannedBatch
+from everflow.instance.thread.batching import PlannedBatch
 from everflow.instance.thread.failure_text import ending
 from everflow.instance.thread.retry_policy import (
     ABORT_PAUSE_MS,
@@ -174,85 +174,74 @@ def test_tasks_whose_rows_are_written_at_intervals_wait_for_their_time(world: Wo
     assert ranges[2:] == [(20, 120), (120, 220)]
 
 
-@pytest.mark.parametrize("outside", [CALLS, SINKS])
-def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(
-    world: World, outside: str
-) -> None:
-    """A third of the last batch, `most_rest_ms` at most; not behind a full one or a command, not
-    for the time of its calls to the outside, and not while calls are under way (notes 070, 072)."""
-    limits = replace(world.thread.settings.limits, most_rest_ms=40)
+def paced(world: World, took_ms: float, processor_ms: float, left: int = 0) -> None:
+    """Each batch of `TASK` takes so long, and so much of its worker's processor."""
+    limits = replace(world.thread.settings.limits, most_rest_ms=100)
     world.thread.settings = replace(world.thread.settings, limits=limits)
     world.thread.retries.limits = limits
-    world.give_task()
-    world.turn()
-    took_ms, timings, counts = 20.0, {outside: 0.0}, {LEFT: 0}
 
     def commit(request: BatchRequest) -> BatchResult:
         world.clock.advance(took_ms)
-        return replace(world.commit(request), timings=timings, counts=counts)
+        counts = {LEFT: left}
+        return replace(world.commit(request), processor_ms=processor_ms, counts=counts)
 
-    world.behave = commit
-    for took_ms, outside_ms, left, rest_ms in (
-        (30.0, 0.0, 0, 18.0),
-        (500.0, 0.0, 0, 40.0),
-        (500.0, 470.0, 0, 0.0),
-        (100.0, 10.0, 0, 30.0),
-        (100.0, 10.0, 1, 0.0),
-    ):
-        timings[outside], counts[LEFT] = outside_ms, left
-        world.end += 3
-        assert world.turn()
-        ended_ms = world.clock.monotonic_ms()
-        world.end += 3
-        while not world.turn():
-            pass
-        assert world.clock.monotonic_ms() - ended_ms == rest_ms + took_ms
-        world.clock.advance(1_000)
-    world.end += 200  # full batches
-    assert world.turn()
-    assert world.turn()
+    world.fed(commit)
+    world.turn()
+
+
+def batch_ms(world: World, records: int = 3) -> float:
+    """From now to the end of the next batch, for which there are so many records."""
+    world.end += records
+    began_ms = world.clock.monotonic_ms()
+    while not world.turn():
+        pass
+    return world.clock.monotonic_ms() - began_ms
+
+
+@pytest.mark.parametrize(
+    ("took_ms", "processor_ms", "left", "interval_ms"),
+    [(10, 4, 0, 40), (50, 4, 0, 50), (10, 16, 0, 80), (10, 100, 0, 110), (10, 4, 1, 10)],
+)
+def test_batches_are_so_far_apart_that_another_ms_saves_little(
+    world: World, took_ms: float, processor_ms: float, left: int, interval_ms: float
+) -> None:
+    """By the root of what they cost; they rest for `most_rest_ms` at most, and not while calls are
+    under way (note 070)."""
+    paced(world, took_ms, processor_ms, left)
+    found = [batch_ms(world) for _ in range(12)]
+    assert found[8:] == pytest.approx([interval_ms] * 4)
+    assert batch_ms(world, records=300) == pytest.approx(interval_ms)
+    assert batch_ms(world) == took_ms, "there is more to read"
+
+
+def test_a_thread_that_had_little_to_do_begins_at_once(world: World) -> None:
+    """At few records/s, what a batch wrote for the next sub-topology does not wait for a third."""
+    paced(world, 10, 4)
+    for _ in range(12):
+        batch_ms(world)
+    world.clock.advance(1_000)
+    found = [batch_ms(world) for _ in range(9)]
+    assert found[:3] == [10, 10, 10]
+    assert found[-3:] == pytest.approx([40, 40, 40])
 
 
 def test_a_thread_to_which_a_task_comes_does_not_rest(world: World) -> None:
     """Its records have waited for the rebalance."""
-    limits = replace(world.thread.settings.limits, most_rest_ms=40)
-    world.thread.settings = replace(world.thread.settings, limits=limits)
-    world.thread.retries.limits = limits
-
-    def commit(request: BatchRequest) -> BatchResult:
-        world.clock.advance(500.0)
-        return world.commit(request)
-
-    world.fed(commit, end=3)
-    while not world.turn():
-        pass
-    ended_ms = world.clock.monotonic_ms()
+    paced(world, 10, 100)
+    for _ in range(12):
+        batch_ms(world)
     world.book.own([OTHER_TASK])
     world.give_task(OTHER_TASK, OTHER)
-    world.end += 3
-    while not world.turn():
-        pass
-    assert world.clock.monotonic_ms() - ended_ms == 500.0
+    assert batch_ms(world) == 10
 
 
-@pytest.mark.parametrize(
-    ("idle_ms", "rest_ms", "end"), [(50.0, 18.0, 33), (2.0, 6.0, 18), (1_000.0, 4.5, 18)]
-)
 def test_records_that_come_behind_the_first_to_an_idle_thread_share_its_batch(
-    world: World, monkeypatch: pytest.MonkeyPatch, idle_ms: float, rest_ms: float, end: int
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.thread.retries.limits = replace(world.thread.settings.limits, most_rest_ms=40)
-    world.give_task()
-    world.turn()
-
-    def commit(request: BatchRequest) -> BatchResult:
-        world.clock.advance(30.0)
-        return world.commit(request)
-
-    world.behave = commit
-    world.end += 3
-    assert world.turn()
-    world.clock.advance(18.0 + idle_ms)
+    paced(world, 10, 64)
+    batch_ms(world)
+    world.clock.advance(1_000)
+    end = world.end
 
     def wait(event: threading.Event, timeout_ms: float) -> bool:
         world.end += 5
@@ -264,30 +253,8 @@ def test_records_that_come_behind_the_first_to_an_idle_thread_share_its_batch(
     began_ms = world.clock.monotonic_ms()
     while not world.turn():
         pass
-    assert world.clock.monotonic_ms() - began_ms == 4.0 + rest_ms + 30.0
-    assert world.requests[-1].ranges[IN] == (3, end)
-
-
-def test_a_commit_of_many_tasks_is_rarer() -> None:
-    """What a commit costs grows with the tasks that it touches, not with their records."""
-    limits = BatchLimits(100_000, 64 << 20, 500, most_rest_ms=150)
-
-    def rest_ms(
-        tasks: int, subtopologies: int = 1, took_ms: float = 48.0, read: int = 500
-    ) -> float:
-        names = [TaskId(number % subtopologies, number) for number in range(tasks)]
-        return BatchSize().rest_ms(limits, read, took_ms, names)
-
-    assert [rest_ms(tasks) for tasks in (1, 4, 6, 8, 100)] == [16.0, 18.0, 60.75, 144.0, 144.0]
-    assert [rest_ms(24, deep) for deep in (1, 2, 4)] == [144.0, 96.0, 72.0], "a re-key rests again"
-    assert [rest_ms(2, deep) for deep in (1, 2)] == pytest.approx([16.0, 19.2]), "re-keyed"
-    few = [[rest_ms(tasks, took_ms=30.0, read=read) for read in (1, 3, 6, 8)] for tasks in (1, 2)]
-    assert few == [
-        pytest.approx([18.0, 18.0, 10.0, 10.0]),
-        pytest.approx([36.0, 36.0, 36.0, 20.25]),
-    ]
-    assert rest_ms(100, took_ms=400.0) == 150, "commit.interval.ms holds"
-    assert rest_ms(100, read=100_000) == 0, "there is more to read"
+    assert world.clock.monotonic_ms() - began_ms == 4.0 + 160 * 0.05 + 10
+    assert world.requests[-1].ranges[IN] == (end, end + 15)
 
 
 def test_a_thread_rests_until_the_broker_has_ended_its_transaction(world: World) -> None:
