@@ -28,6 +28,7 @@ from bench import (
     fairness,
     latency,
     memory_growth,
+    pacing,
     report,
     restore,
     scaleout,
@@ -101,7 +102,8 @@ BESIDE_KAFKA_STREAMS = (
     "schemas",
 )
 BY_ITSELF = ("memory", "backlog", "fairness", "readers", "metrics", "calls", "sinks")
-BENCHES = (*BESIDE_KAFKA_STREAMS, *BY_ITSELF, "connect", "assignor")
+WITHOUT_BROKER = ("assignor", pacing.BENCH)
+BENCHES = (*BESIDE_KAFKA_STREAMS, *BY_ITSELF, "connect", *WITHOUT_BROKER)
 REPORT = "report"
 """Measures nothing: it makes the tables of docs/PERFORMANCE.md of committed results."""
 MEASURES = ("throughput", "latency")
@@ -315,13 +317,13 @@ def _check_programs(parser: argparse.ArgumentParser, options: argparse.Namespace
 
 
 def _is_of_systems(options: argparse.Namespace) -> bool:
-    """Whether a system runs, and so a broker: the assignor is a pure decision, and what a store's
-    pages and its growth cost is measured without either."""
+    """Whether a system runs, and so a broker: the assignor is a pure decision, threads are paced
+    on virtual time, and what a store's pages and its growth cost is measured without either."""
     if options.bench == "schemas":
         return not options.alone
     if options.bench == "connect":
         return options.members is None
-    return options.bench != "assignor" and (
+    return options.bench not in WITHOUT_BROKER and (
         options.bench != "growth" or not set(options.dimensions) <= set(WITHOUT_SYSTEMS)
     )
 
@@ -568,6 +570,8 @@ def _measure(
 ) -> Iterator[Measurement]:
     if options.bench == "assignor":
         return assignor.measure(assignor.AssignorPlan(options.runs or 5))
+    if options.bench == pacing.BENCH:
+        return pacing.measure(pacing.PacingPlan())
     if options.bench == "connect":
         return _connect(options, bootstrap_servers, folder)
     common = {"guarantees": options.guarantee or GUARANTEES[:1], "threads": options.threads}

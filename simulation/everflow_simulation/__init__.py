@@ -6,7 +6,8 @@ it, and its tests are in tests/unit/testing and tests/properties.
 `Simulation` is a group to do things to; `forecast` tells what a scaling step would do, as
 ``everflow simulate`` does. Below: `scheduler` (time), `network`, `group_coordinator`, `log`, `disk`
 (what is simulated), `instance` and `worker` (which run the real decisions), `checks` (the
-invariants). May import everything of everflow.
+invariants). Beside it `pacing` runs stream threads alone: how often, at which cost. May import
+everything of everflow.
 """
 
 from everflow_simulation.checks import InvariantError

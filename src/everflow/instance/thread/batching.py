@@ -30,9 +30,9 @@ WAKE_SHARE = 0.05
 been sent at the same moment."""
 CREDIT = 3
 """So many intervals are saved up while few records come: the next batches need not wait for one."""
-LAST = 20
+LAST = 10
 """What a batch costs is the mean of about so many."""
-LONG_AGO = 200
+LONG_AGO = 100
 """What a record costs is learnt from so many: batches of one size hardly show it."""
 NEAR = 0.005
 """Batches whose records differ by less than a fourteenth of the mean do not show it at all."""

@@ -1,6 +1,6 @@
 """How often stream threads run batches, on virtual time: the real `StreamThread` with its plans,
 sizes and rests, over logs of which only the records' times are kept, and a job that costs what a
-`PaceCase` says.
+`PacingCase` says.
 
 One run gives the latency of the records, the processor that the batches took, and what each batch
 was (`Run`). Nothing of a group is here: the tasks never move. Deterministic for a seed.
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -40,8 +40,18 @@ FIRST_WRITE = 0.6
 """A batch writes its first record behind this share of its processor time."""
 
 
+Factor = Callable[[float], float]
+"""Of costs, at a virtual time (ms)."""
+
+
 def steady(now_ms: float) -> float:
+    """All costs what it does."""
     return 1.0
+
+
+def between(since_s: float, until_s: float, factor: float) -> Factor:
+    """All costs so many times as much for a while."""
+    return lambda now_ms: factor if since_s * 1000 <= now_ms < until_s * 1000 else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +70,12 @@ class Costs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaceCase:
+class PacingCase:
     """A program of ``subtopologies`` in a row over so many ``partitions`` each, and its input.
 
     Attributes:
         rate: records a second of the first sub-topology; each gives one to the next.
-        processor, broker: factors of the costs at a virtual time (ms).
+        processor, broker: factors of the costs.
         zipf: exponent of how often keys are used; 0: all equally often.
         hot: share of the records that go to partition 0, besides.
         large_every: each so many-th record has ``large_bytes``; 0: none.
@@ -80,8 +90,8 @@ class PaceCase:
     rate: float = 1_000.0
     seconds: float = 30.0
     costs: Costs = Costs()
-    processor: Callable[[float], float] = steady
-    broker: Callable[[float], float] = steady
+    processor: Factor = steady
+    broker: Factor = steady
     zipf: float = 0.0
     hot: float = 0.0
     record_bytes: int = 200
@@ -92,6 +102,30 @@ class PaceCase:
     noise: float = 0.15
     limits: BatchLimits = BatchLimits(500_000, 64 << 20, 3_000, 100)
     seed: int = 1
+
+
+TROUBLES: Mapping[str, PacingCase] = {
+    "broker ten times slower for a minute": PacingCase(
+        subtopologies=2, broker=between(30, 90, 10), seconds=120
+    ),
+    "the same, 64 partitions": PacingCase(
+        partitions=64, subtopologies=2, broker=between(30, 90, 10), seconds=120
+    ),
+    "the same, 200 partitions": PacingCase(
+        partitions=200, subtopologies=2, broker=between(30, 90, 10), seconds=120
+    ),
+    "all five times dearer for 30 s": PacingCase(
+        subtopologies=2, broker=between(0, 30, 5), processor=between(0, 30, 5), seconds=60
+    ),
+    "transactions of 4 s for 30 s": PacingCase(
+        subtopologies=2, broker=between(0, 30, 300), seconds=60
+    ),
+    "keys by Zipf's law": PacingCase(partitions=16, subtopologies=2, zipf=1.0, seconds=60),
+    "nine tenths in one partition": PacingCase(partitions=16, subtopologies=2, hot=0.9, seconds=60),
+    "a record of 1 MB in 500": PacingCase(subtopologies=2, large_every=500, seconds=60),
+    "links of 100 kB/s": PacingCase(subtopologies=2, link=100_000, rate=100, seconds=60),
+}
+"""What must not make threads late for long, or restless."""
 
 
 class Batch(NamedTuple):
@@ -191,7 +225,7 @@ class _Ends(EndOffsets):
 
 
 class _World:
-    def __init__(self, case: PaceCase) -> None:
+    def __init__(self, case: PacingCase) -> None:
         self.case = case
         self.scheduler = Scheduler()
         self.process = Process("instance")
@@ -210,7 +244,6 @@ class _World:
         self.book = GateBook()
         self.threads = [self._thread(number) for number in range(case.threads)]
         self._deal()
-        self._input: dict[int, Any] = {}
 
     # --- input ------------------------------------------------------------------------------------
 
@@ -254,7 +287,8 @@ class _World:
 
     def wait_for_input(self, thread: int, known: Offsets) -> None:
         now = self.visible()
-        if any(now[tp] > known.get(tp, 0) for tp in now if tp.partition % self.case.threads == thread):
+        mine = [tp for tp in now if tp.partition % self.case.threads == thread]
+        if any(now[tp] > known.get(tp, 0) for tp in mine):
             self.scheduler.after(NETWORK_MS, lambda: self._wake(thread), self.process)
             return
         times = self._arrivals[thread]
@@ -364,7 +398,6 @@ class _Job:
     number: int
     _ended_ms: float = 0.0
     """When the broker had ended the last transaction."""
-    _factors: list[float] = field(default_factory=list)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -409,9 +442,13 @@ class _Job:
             outcome=COMMITTED,
             consumed={tp: end for tp, (_, end) in request.ranges.items()},
             counts={"in": count, "bytes": size},
-            timings={"operators": own_ms * 0.3, "offsets": answer_ms * 0.25, "commit": answer_ms * 0.2},
+            timings={
+                "operators": own_ms * 0.3,
+                "offsets": answer_ms * 0.25,
+                "commit": answer_ms * 0.2,
+            },
             blocked_ms=blocked_ms,
-            **({"processor_ms": own_ms} if "processor_ms" in BatchResult.__annotations__ else {}),
+            processor_ms=own_ms,
         )
 
 
@@ -423,6 +460,6 @@ def _task(tp: TopicPartition) -> tuple[int, int]:
     return int(tp.topic.removeprefix("input-")), tp.partition
 
 
-def simulate(case: PaceCase) -> Run:
+def simulate(case: PacingCase) -> Run:
     """Run it."""
     return _World(case).run()
