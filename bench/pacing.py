@@ -1,6 +1,6 @@
 """Pacing: how late records are, and what batches take of the processor, by the rule after which
-stream threads begin batches. On virtual time (`everflow_simulation.pacing`): no broker, and no noise
-of the machine."""
+stream threads begin batches. On virtual time (`everflow_simulation.pacing`): without a broker, and
+without the noise of the machine."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ was (`Run`). Nothing of a group is here: the tasks never move. Deterministic for
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -39,6 +38,8 @@ KEYS = 1_000
 FIRST_WRITE = 0.6
 """A batch writes its first record behind this share of its processor time."""
 
+
+LIMITS = BatchLimits(500_000, 64 << 20, 3_000, 100)
 
 Factor = Callable[[float], float]
 """Of costs, at a virtual time (ms)."""
@@ -100,19 +101,19 @@ class PacingCase:
     group: int = 1
     link: float = math.inf
     noise: float = 0.15
-    limits: BatchLimits = BatchLimits(500_000, 64 << 20, 3_000, 100)
+    limits: BatchLimits = LIMITS
     seed: int = 1
 
 
 TROUBLES: Mapping[str, PacingCase] = {
     "broker ten times slower for a minute": PacingCase(
-        subtopologies=2, broker=between(30, 90, 10), seconds=120
+        subtopologies=2, broker=between(10, 70, 10), seconds=95
     ),
     "the same, 64 partitions": PacingCase(
-        partitions=64, subtopologies=2, broker=between(30, 90, 10), seconds=120
+        partitions=64, subtopologies=2, broker=between(10, 70, 10), seconds=95
     ),
     "the same, 200 partitions": PacingCase(
-        partitions=200, subtopologies=2, broker=between(30, 90, 10), seconds=120
+        partitions=200, subtopologies=2, broker=between(10, 70, 10), seconds=95
     ),
     "all five times dearer for 30 s": PacingCase(
         subtopologies=2, broker=between(0, 30, 5), processor=between(0, 30, 5), seconds=60
@@ -253,12 +254,12 @@ class _World:
         if case.zipf:
             uses = 1.0 / np.arange(1, KEYS + 1) ** case.zipf
             places = self.random.integers(0, case.partitions, KEYS)
-            found = np.bincount(places, uses, case.partitions)
+            found: Floats = np.bincount(places, uses, case.partitions).astype(np.float64)
         else:
             found = np.ones(case.partitions)
         found = found / found.sum() * (1 - case.hot)
         found[0] += case.hot
-        return cast(Floats, found)
+        return found
 
     def _generate(self) -> None:
         case = self.case

@@ -8,6 +8,25 @@ from everflow_simulation.pacing import TROUBLES, Costs, PacingCase, Run, between
 
 STEADY_MS = 4_000.0
 BEFORE = {
+    (4, 1, 10): (29, 62, 0.09),
+    (4, 1, 100): (42, 80, 0.41),
+    (4, 1, 1_000): (40, 65, 0.62),
+    (4, 1, 10_000): (45, 72, 0.76),
+    (4, 2, 10): (68, 117, 0.16),
+    (4, 2, 100): (111, 170, 0.32),
+    (4, 2, 1_000): (80, 120, 0.61),
+    (4, 3, 1_000): (142, 194, 0.53),
+    (4, 3, 10_000): (288, 469, 0.87),
+    (16, 1, 1_000): (79, 150, 0.22),
+    (16, 2, 100): (130, 213, 0.30),
+    (16, 2, 1_000): (165, 245, 0.29),
+    (16, 2, 10_000): (316, 440, 0.60),
+    (64, 1, 1_000): (102, 178, 0.22),
+    (64, 2, 1_000): (255, 366, 0.29),
+    (64, 3, 1_000): (461, 620, 0.34),
+    (200, 1, 1_000): (121, 203, 0.25),
+    (200, 2, 1_000): (339, 493, 0.34),
+    (200, 3, 1_000): (697, 914, 0.43),
 }
 """p50 and p99 (ms) and cores with rests by tables (the number of tasks, of sub-topologies and of
 records), of the same model: partitions, sub-topologies and records/s."""
@@ -23,14 +42,15 @@ def test_one_rule_is_no_worse_than_tables_were() -> None:
     less on average."""
     both = []
     for (partitions, subtopologies, rate), (p50, p99, cores) in BEFORE.items():
+        seconds = 12 if rate > 10 else 48
         case = PacingCase(
-            partitions=partitions, subtopologies=subtopologies, rate=rate, seconds=12
+            partitions=partitions, subtopologies=subtopologies, rate=rate, seconds=seconds
         )
         now50, now99, now_cores = figures(simulate(case), case.seconds)
         where = f"{partitions} partitions, {subtopologies} sub-topologies, {rate} records/s"
         assert now50 <= p50 * 1.05 or now_cores <= cores * 1.05, where
         assert now99 <= p99 * 1.5, where
-        assert now_cores <= max(cores * 2, 0.5), where
+        assert now_cores <= max(cores * 1.1, 0.3 * case.threads), where
         both.append(math.log(now50 / p50 * now_cores / cores))
         assert both[-1] < math.log(1.25), where
     assert sum(both) < 0
@@ -57,10 +77,10 @@ def test_latency_recovers_within_10_s_and_threads_are_not_restless(name: str) ->
 def test_a_slow_broker_makes_records_no_later_than_its_answers_and_batches_do_not_swing() -> None:
     case = TROUBLES["broker ten times slower for a minute"]
     run = simulate(case)
-    slow = [one for one in run.batches if 40_000 <= one.began_ms < 90_000]
+    slow = [one for one in run.batches if 20_000 <= one.began_ms < 70_000]
     took_ms = sum(one.elapsed_ms for one in slow) / len(slow)
-    assert run.latency(50, 40_000, 90_000) < 4 * took_ms
-    assert run.spread(40_000, 90_000) < 0.2, "as much as its answers differ"
+    assert run.latency(50, 20_000, 70_000) < 4 * took_ms
+    assert run.spread(20_000, 70_000) < 0.2, "as much as its answers differ"
 
 
 @pytest.mark.parametrize("factor", [5, 20])

@@ -33,9 +33,7 @@ from everflow.memory import WorkerMemory
 from everflow.metrics import CONNECTOR_ERRORS
 from everflow.protocol.messages import (
     ABORTED,
-    CALLS,
     LEFT,
-    SINKS,
     BadEntry,
     BadRecord,
     BatchFailedError,
