@@ -50,7 +50,7 @@ def test_one_rule_is_no_worse_than_tables_were() -> None:
         where = f"{partitions} partitions, {subtopologies} sub-topologies, {rate} records/s"
         assert now50 <= p50 * 1.05 or now_cores <= cores * 1.05, where
         assert now99 <= p99 * 1.5, where
-        assert now_cores <= max(cores * 1.1, 0.3 * case.threads), where
+        assert now_cores <= cores * 1.85, where
         both.append(math.log(now50 / p50 * now_cores / cores))
         assert both[-1] < math.log(1.25), where
     assert sum(both) < 0
