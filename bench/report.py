@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bench.load.picture import drawing
 from bench.load.table import table
+from bench.nexmark.ratios import THROUGHPUT, THROUGHPUT_RATIO, TO
 from bench.results import Results, Row, markdown, number_text, read_json
 from bench.systems import EVERFLOW, ROOT
 
@@ -29,6 +30,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "load": ("load",),
     "neighbour": ("load-neighbour",),
     "operators": ("operators",),
+    "nexmark": ("nexmark",),
     "growth": ("growth",),
 }
 """Part of the page -> what the names of its results begin with, one of each at least."""
@@ -134,6 +136,8 @@ def plain_table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     others = [system for system in systems if system != EVERFLOW] if EVERFLOW in systems else []
     lines: dict[tuple[str, str, str, str], dict[str, Row]] = {}
     for row in rows:
+        if row.metric == THROUGHPUT_RATIO:
+            continue
         key = (row.case, row.guarantee, row.metric, row.unit)
         lines.setdefault(key, {})[row.system] = row
     head = ("case", "guarantee", "figure", *systems, *(f"{EVERFLOW} / {one}" for one in others))
@@ -152,6 +156,11 @@ def plain_table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
             for other in others
         )
         cells.append((case, guarantee, f"{metric}, {unit}", *values, *ratios))
+    for row in rows:
+        if row.metric == THROUGHPUT_RATIO and row.system == EVERFLOW:
+            case, _, reference = row.case.partition(TO)
+            ratios = (f"{row.value:.2f}" if one == reference else "" for one in others)
+            cells.append((case, row.guarantee, THROUGHPUT, *("" for _ in systems), *ratios))
     notes = dict.fromkeys(row.note for row in rows if row.note)
     return [*cells, *(("*", "", note, *("" for _ in head[3:])) for note in notes)]
 

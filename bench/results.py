@@ -19,8 +19,9 @@ from bench.load.machine import loop_ms
 @dataclass(frozen=True)
 class Row:
     """One figure: `value` is the median of `runs`, the values of the single runs in the order they
-    ran. `note` says what the value alone would hide, e.g. that it is a lower bound; it is not
-    written where it is empty."""
+    ran. A ratio of two systems is that of their medians, and `runs` has those of the single rounds.
+    `note` says what the value alone would hide, e.g. that it is a lower bound; it is not written
+    where it is empty."""
 
     bench: str
     case: str

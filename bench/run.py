@@ -20,8 +20,6 @@ from typing import Any
 # Started by its path, Python puts this folder, not its parent, on the import path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from confluent_kafka.admin import AdminClient
-
 from bench import (
     assignor,
     failover,
@@ -51,13 +49,15 @@ from bench.load import measure as load
 from bench.load.plan import LoadPlan, paces
 from bench.load.table import table
 from bench.migrate import measure as migrate
+from bench.nexmark.ratios import together
 from bench.nexmark.truth import truths
 from bench.programs import drain
-from bench.programs.catalogue import NEXMARK, OPERATORS, PROGRAMS, WHOLE, Finals
+from bench.programs.catalogue import NEXMARK, OPERATORS, PROGRAMS, WHOLE
 from bench.programs.marks import print_marks
 from bench.readers import measure as readers
 from bench.results import (
     Measurement,
+    Row,
     print_rows,
     print_table,
     results,
@@ -84,7 +84,7 @@ from bench.systems import (
     flink_launcher,
     kafka_streams_launcher,
 )
-from bench.topics import PARTITIONS, warm_broker
+from bench.topics import PARTITIONS
 from bench.verify import WrongOutputError
 
 GUARANTEES = ("exactly_once_v2", "at_least_once")
@@ -141,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
                 measurements.append(measurement)
                 if options.json is not None:
                     # Each time: a run of hours may end badly.
-                    write_json(replace(done, rows=summarise(measurements)), options.json)
+                    write_json(replace(done, rows=_rows(measurements)), options.json)
     except (
         SystemFailedError,
         WrongOutputError,
@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
         worker_lost.WorkerTooDearError,
     ) as error:
         failure = str(error)
-    rows = summarise(measurements)
+    rows = _rows(measurements)
     if rows:
         print()
         reference = next(
@@ -183,6 +183,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"\nbench {options.bench} failed: {failure}", file=sys.stderr)
         return 1
     return 0
+
+
+def _rows(measurements: Sequence[Measurement]) -> list[Row]:
+    """The rows of the runs, and what NEXMark's queries come to together."""
+    rows = summarise(measurements)
+    return [*rows, *together(rows)]
 
 
 def command_of(arguments: Sequence[str]) -> str:
@@ -362,6 +368,12 @@ def _add_programs(parser: argparse.ArgumentParser) -> None:
         f"{','.join(OPERATORS)})",
     )
     programs.add_argument(
+        "--transactions",
+        type=_positive,
+        default=3_000,
+        help="that warm the broker at least; load, too (default %(default)s)",
+    )
+    programs.add_argument(
         "--measure",
         type=_one_of(MEASURES),
         default=MEASURES,
@@ -419,12 +431,6 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "--neighbour",
         action="store_true",
         help="beside other work in bursts, half of the machine on average",
-    )
-    loaded.add_argument(
-        "--transactions",
-        type=_positive,
-        default=3_000,
-        help="that warm the broker at least (default %(default)s)",
     )
 
 
@@ -711,7 +717,7 @@ def _programs(
         timeout_s=options.timeout,
         partitions=options.partitions,
     )
-    warm_broker(AdminClient({"bootstrap.servers": bootstrap_servers}), bootstrap_servers)
+    load.warm(options.transactions, bootstrap_servers)
     if options.bench == "nexmark":
         yield from _nexmark(options, full, bootstrap_servers, launchers, folder)
         return
@@ -747,19 +753,21 @@ def _nexmark(
     launchers: Mapping[str, Launcher],
     folder: Path,
 ) -> Iterator[Measurement]:
-    """Exactly once, where nothing else is asked for."""
+    """Exactly once, where nothing else is asked for. All queries read one topic."""
     once = replace(plan, guarantees=options.guarantee or GUARANTEES[:1])
     queries = options.queries or NEXMARK
-    expected: dict[int, dict[str, Finals]] = {}
-    for program in map(PROGRAMS.__getitem__, queries):
-        records = plan.records or program.records
-        if records not in expected:
-            began = time.monotonic()
-            expected[records] = truths(queries, records, folder)
-            took = time.monotonic() - began
-            print(f"Spark's batch SQL over {records:,} events took {took:.1f} s", flush=True)
-        truth = expected[records][program.name]
-        yield from drain.measure(once, program, bootstrap_servers, launchers, folder, truth)
+    programs = [PROGRAMS[query] for query in queries]
+    records = plan.records or programs[0].records
+    began = time.monotonic()
+    expected = truths(queries, records, folder)
+    took = time.monotonic() - began
+    print(f"Spark's batch SQL over {records:,} events took {took:.1f} s", flush=True)
+    with drain.loaded(once, programs[0], bootstrap_servers) as events:
+        for program in programs:
+            truth = expected[program.name]
+            yield from drain.take_turns(
+                once, program, events, bootstrap_servers, launchers, folder, truth
+            )
 
 
 def _throughput(options: argparse.Namespace) -> throughput.ThroughputPlan:

@@ -52,9 +52,8 @@ def measure(
 ) -> Iterator[Measurement]:
     """The machine's speed at the begin of each round; then, for each program, its ceiling, and each
     system at each pace in each round. Yields the figures of each start as it ends."""
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     broker = process_listening(bootstrap_servers)
-    warm(plan, admin, bootstrap_servers, broker)
+    warm(plan.transactions, bootstrap_servers)
     with contextlib.ExitStack() as stack:
         hold = None if plan.cores is None else stack.enter_context(held_to(plan.cores))
         if hold is not None:
@@ -67,9 +66,10 @@ def measure(
                 )
 
 
-def warm(plan: LoadPlan, admin: AdminClient, bootstrap_servers: str, broker: int | None) -> None:
-    """Thousands of transactions, until the broker's compiler rests: half of what a cold broker
-    takes in its first minute is that."""
+def warm(least: int, bootstrap_servers: str) -> None:
+    """Thousands of transactions, at least so many, until the broker's compiler rests: half of what
+    a cold broker takes in its first minute is that."""
+    broker = process_listening(bootstrap_servers)
     began = looked_at = time.monotonic()
     used = compiler_processor_s(broker) if broker else 0.0
     share: float | None = None
@@ -82,8 +82,9 @@ def warm(plan: LoadPlan, admin: AdminClient, bootstrap_servers: str, broker: int
             now, so_far = time.monotonic(), compiler_processor_s(broker)
             share = (so_far - used) / (now - looked_at)
             looked_at, used = now, so_far
-        return not is_warm(transactions, share, plan.transactions)
+        return not is_warm(transactions, share, least)
 
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     warm_broker(admin, bootstrap_servers, more)
     took = time.monotonic() - began
     compiler = "" if share is None else f"; its compiler takes {share:.2f} cores at the end"

@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bench.nexmark.generator import event
 from bench.programs.catalogue import Finals
+from bench.systems import SystemFailedError
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
@@ -192,7 +193,7 @@ def _key_bytes(key: str | Iterable[int]) -> bytes:
 def truths(queries: Sequence[str], records: int, folder: Path) -> dict[str, Finals]:
     """`truth` of several queries over the first `records` events, by a process that has ended.
 
-    Raises `RuntimeError` with what it said where it failed.
+    Raises `SystemFailedError` with what it said where it failed.
     """
     file = folder / f"truth-{records}.pickle"
     command = [sys.executable, "-m", "bench.nexmark.truth", str(records), str(file), *queries]
@@ -204,7 +205,7 @@ def truths(queries: Sequence[str], records: int, folder: Path) -> dict[str, Fina
         check=False,
     )
     if done.returncode != 0:
-        raise RuntimeError(f"Spark's batch SQL failed:\n{done.stdout}{done.stderr}")
+        raise SystemFailedError(f"Spark's batch SQL failed:\n{done.stdout}{done.stderr}")
     found: dict[str, Finals] = pickle.loads(file.read_bytes())
     return found
 

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,10 +68,15 @@ def measure(
     bootstrap_servers: str,
     launchers: Mapping[str, Launcher],
     log_folder: Path,
-    truth: Finals | None = None,
 ) -> Iterator[Measurement]:
-    """Load the program's input, then let the systems take turns; a run's figures are yielded when
-    its output equals the truth, or without one that of the first run."""
+    """Load the program's input, then `take_turns` at it."""
+    with loaded(plan, program, bootstrap_servers) as input_topic:
+        yield from take_turns(plan, program, input_topic, bootstrap_servers, launchers, log_folder)
+
+
+@contextmanager
+def loaded(plan: DrainPlan, program: Program, bootstrap_servers: str) -> Iterator[str]:
+    """A topic with the program's input, for as long as the context lasts."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     records = plan.records or program.records
     input_topic = f"programs-{program.name}-input"
@@ -80,11 +85,29 @@ def measure(
     produce_all(
         bootstrap_servers, input_topic, map(program.row, range(records)), program.times_ms(records)
     )
-    print(f"{program.name}: loaded {records:,} records in {time.monotonic() - began:.1f} s")
+    took = time.monotonic() - began
+    print(f"{program.name}: loaded {records:,} records in {took:.1f} s", flush=True)
+    yield input_topic
+    delete_topics(admin, input_topic)
+
+
+def take_turns(
+    plan: DrainPlan,
+    program: Program,
+    input_topic: str,
+    bootstrap_servers: str,
+    launchers: Mapping[str, Launcher],
+    log_folder: Path,
+    truth: Finals | None = None,
+) -> Iterator[Measurement]:
+    """Let the systems take turns at the input that was `loaded`; a run's figures are yielded when
+    its output equals the truth, or without one that of the first run."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    records = plan.records or program.records
     first = None if truth is None else ("Spark's batch SQL", truth)
     able = {system: launcher for system, launcher in launchers.items() if _has(system, program)}
     for guarantee, run, system, launcher in turns(plan.guarantees, plan.runs, able):
-        job = _job(plan, program, bootstrap_servers, system, guarantee, run, records)
+        job = _job(plan, program, input_topic, bootstrap_servers, system, guarantee, run, records)
         create_topics(
             admin, [job.output_topic + branch for branch in program.branches], plan.partitions
         )
@@ -99,7 +122,6 @@ def measure(
         delete_topics(admin, job.application_id)
         case = case_name(program.name, plan.partitions)
         yield from _measurements(case, system, guarantee, run, records, drained, len(output))
-    delete_topics(admin, input_topic)
 
 
 def _has(system: str, program: Program) -> bool:
@@ -111,6 +133,7 @@ def _has(system: str, program: Program) -> bool:
 def _job(
     plan: DrainPlan,
     program: Program,
+    input_topic: str,
     bootstrap_servers: str,
     system: str,
     guarantee: str,
@@ -123,7 +146,7 @@ def _job(
         application_id=application_id,
         guarantee=guarantee,
         threads=plan.threads,
-        input_topic=f"programs-{program.name}-input",
+        input_topic=input_topic,
         output_topic=f"{application_id}-output",
         state_dir=Path(tempfile.mkdtemp(prefix="bench-state-")),
         program=program.name,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.load.plan import AT, BESIDE_NEIGHBOUR, HELD
+from bench.nexmark.ratios import MEAN, THROUGHPUT_RATIO, TO
 from bench.programs.catalogue import PROGRAMS, Kind
 from bench.results import Row, print_table
 from bench.systems import EVERFLOW, FLINK_SQL, KAFKA_STREAMS, KAFKA_STREAMS_KIP1071, OURS
@@ -21,7 +21,9 @@ KIND_MARKS = {
     Kind.OPERATORS_OF_FUNCTIONS: 1.0,
     Kind.NEXMARK: 1.0,
 }
-# The geometric mean of the ratios of NEXMark's queries, beside which no query may be below 1.
+# The geometric mean of the ratios of NEXMark's queries, beside which no query may be below 1. They
+# are of `bench.nexmark.ratios`.
+WORST_MARK = 1.0
 MEAN_MARKS = {FLINK_SQL: 2.5, KAFKA_STREAMS: 5.0, KAFKA_STREAMS_KIP1071: 5.0}
 LOAD_RATE = "1000"
 LOAD_MARKS = {"latency_p50": 0.6, "latency_p99": 0.8, "processor": 1.0, "memory": 1.5}
@@ -52,9 +54,14 @@ class Mark:
 
 def marks(rows: Sequence[Row], system: str) -> Iterator[Mark]:
     """The marks of all figures that `rows` have and that have a bound."""
-    ratios: dict[tuple[str, str], list[float]] = {}
     for own in rows:
         if own.system != system:
+            continue
+        if own.metric == THROUGHPUT_RATIO:
+            case, _, reference = own.case.partition(TO)
+            bound = MEAN_MARKS.get(reference) if case.startswith(MEAN) else WORST_MARK
+            if bound is not None:
+                yield Mark(case, own.guarantee, own.metric, reference, own.value, bound, True)
             continue
         if own.metric == "start" and AT not in own.case:
             yield Mark(own.case, own.guarantee, own.metric, own.unit, own.value, START_S, False)
@@ -63,14 +70,8 @@ def marks(rows: Sequence[Row], system: str) -> Iterator[Mark]:
             if other.system in OURS or same != (own.case, own.guarantee, own.metric):
                 continue
             bound, at_least = _bound(own, other.system)
-            if own.metric == "throughput" and _kind(own) is Kind.NEXMARK:
-                ratios.setdefault((own.guarantee, other.system), []).append(own.value / other.value)
             if bound is not None:
                 yield Mark(*same, other.system, own.value / other.value, bound, at_least)
-    for (guarantee, reference), found in ratios.items():
-        mean = statistics.geometric_mean(found)
-        bound = MEAN_MARKS[reference]
-        yield Mark("geometric mean", guarantee, "throughput", reference, mean, bound, True)
 
 
 def _kind(row: Row) -> Kind:

@@ -12,11 +12,13 @@ import pytest
 from bench.latency import processor_shares
 from bench.load.latency_schedule import Phase
 from bench.memory import ProcessorUse
+from bench.nexmark.ratios import THROUGHPUT_RATIO, together
 from bench.programs.catalogue import PROGRAMS, Kind
 from bench.programs.marks import marks
 from bench.programs.matching import latencies
 from bench.programs.outputs import compare
-from bench.results import Row
+from bench.report import plain_table
+from bench.results import Measurement, Row, summarise
 from bench.systems import Job, flink_launcher, flink_script
 from bench.verify import WrongOutputError
 
@@ -151,23 +153,37 @@ def test_marks_hold_each_figure_to_its_bound() -> None:
     ]
 
 
-def test_the_mean_of_nexmarks_queries_has_a_mark_of_its_own() -> None:
+QUERY_RUNS = {
+    ("q0", "everflow"): (100.0, 200.0, 300.0),
+    ("q0", "flink-sql"): (200.0, 100.0, 100.0),
+    ("q5", "everflow"): (90.0, 90.0, 80.0),
+    ("q5", "flink-sql"): (10.0, 10.0, 20.0),
+    ("q12", "everflow"): (700.0, 700.0, 700.0),
+    ("trades", "everflow"): (900.0, 900.0, 900.0),
+    ("trades", "flink-sql"): (1.0, 1.0, 1.0),
+}
+
+
+def test_nexmarks_queries_come_to_their_worst_one_and_their_geometric_mean() -> None:
     once = "exactly_once_v2"
-    rows = [
-        row(case, "throughput", system, value, once)
-        for case, system, value in (
-            ("q0", "everflow", 200.0),
-            ("q0", "flink-sql", 100.0),
-            ("q5", "everflow", 90.0),
-            ("q5", "flink-sql", 10.0),
-            ("trades", "everflow", 900.0),
-            ("trades", "flink-sql", 1.0),
-        )
-    ]
+    measured = summarise(
+        Measurement("programs", case, system, once, "throughput", "records/s", value)
+        for (case, system), runs in QUERY_RUNS.items()
+        for value in runs
+    )
+    rows = [*measured, *together(measured)]
+    ratios = {row.case: (row.value, row.runs) for row in rows if row.metric == THROUGHPUT_RATIO}
+    assert ratios == {
+        "worst query, q0 to flink-sql": (2.0, (0.5, 2.0, 3.0)),
+        "geometric mean, 2 queries to flink-sql": (4.243, (2.121, 4.243, 3.464)),
+    }
     found = {mark.case: (mark.value, mark.bound, mark.met) for mark in marks(rows, "everflow")}
-    mean, bound, met = found["geometric mean"]
-    assert (round(mean, 2), bound, met) == (4.24, 2.5, True)
+    assert found["geometric mean, 2 queries"] == (4.243, 2.5, True)
+    assert found["worst query, q0"] == (2.0, 1.0, True)
     assert found["q0"] == (2.0, 1.0, True)
+    *_, worst, mean = plain_table(rows)
+    assert worst == ("worst query, q0", once, "throughput", "", "", "2.00")
+    assert mean == ("geometric mean, 2 queries", once, "throughput", "", "", "4.24")
 
 
 def test_a_programs_processor_time_is_told_by_the_cores_of_its_cases() -> None:
