@@ -9,12 +9,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from everflow import serdes
 from everflow.serdes import JsonSerde, SerdeError
-from everflow.serdes.json_serde import odd_rows, read_chunk, read_rows
+from everflow.serdes.json_serde import may_be_odd, odd_rows, read_chunk, read_rows
 from everflow.serdes.json_writing import write_columns, write_rows
 
 
@@ -444,6 +445,18 @@ def test_what_arrows_parser_must_not_see_it_does_not_see() -> None:
             text in kept_from_it,
             False,
         ]
+
+
+def test_usual_texts_are_told_from_odd_ones_without_a_search_in_each() -> None:
+    """Names in which NaN seems to begin, and rows in which there are numbers everywhere."""
+    usual = b'{"itemName":"Nancy, in Ingolstadt","at":1700006400000,"price":100000,"in":"USERInfo"}'
+    numbers = b'{"a":[' + b",".join([b"9" * 19] * 50) + b"]}"
+    text = np.frombuffer(b"".join([usual] * 50 + [numbers] * 50), np.uint8)
+    assert not may_be_odd(text, len(numbers))
+    for odd in (b'{"a":NaN}', b'{"a":[-Inf]}', b'{"a":' + b"9" * 200 + b"}", b"{}null{}"):
+        for before in range(0, 300, 7):
+            padded = np.frombuffer(b"{" + b" " * before + b"}" + odd, np.uint8)
+            assert may_be_odd(padded, len(odd))
 
 
 @pytest.mark.parametrize("schema", ["s string", "s string, d decimal(5,2)", "n bigint"])
