@@ -48,16 +48,28 @@ AUCTION_LIFE = "10 seconds"
 TEN_SECONDS = TimeWindows.of_size("10 seconds").grace(LATE)
 
 
-def _persons(events: KStream) -> KStream:
-    return events.filter(F.col("value.event_type") == 0).map_values(F.col("value.person"))
+PERSON = "id name emailAddress creditCard city state dateTime extra"
+AUCTION = "id itemName description initialBid reserve dateTime expires seller category extra"
+BID = "auction bidder price channel url dateTime extra"
 
 
-def _auctions(events: KStream) -> KStream:
-    return events.filter(F.col("value.event_type") == 1).map_values(F.col("value.auction"))
+# A query takes only the fields that it needs: what has a new key is written to a repartition topic
+# and read again, and the records of a join are kept, too.
 
 
-def _bids(events: KStream) -> KStream:
-    return events.filter(F.col("value.event_type") == 2).map_values(F.col("value.bid"))
+def _persons(events: KStream, fields: str = PERSON) -> KStream:
+    persons = events.filter(F.col("value.event_type") == 0)
+    return persons.map_values(**_fields("value.person", fields))
+
+
+def _auctions(events: KStream, fields: str = AUCTION) -> KStream:
+    auctions = events.filter(F.col("value.event_type") == 1)
+    return auctions.map_values(**_fields("value.auction", fields))
+
+
+def _bids(events: KStream, fields: str = BID) -> KStream:
+    bids = events.filter(F.col("value.event_type") == 2)
+    return bids.map_values(**_fields("value.bid", fields))
 
 
 def _fields(of: str, names: str, **renamed: str) -> dict[str, Column]:
@@ -76,19 +88,19 @@ def _best_first() -> Column:
 
 def q0(events: KStream) -> KStream:
     """**Pass through**: each bid as it is. What reading, decoding, encoding and writing cost."""
-    return _bids(events).map_values(**_fields("value", "auction bidder price dateTime extra"))
+    return _bids(events, "auction bidder price dateTime extra")
 
 
 def q1(events: KStream) -> KStream:
     """**Currency**: prices in euros. One Column computes a field, the others stay."""
     kept = _fields("value", "auction bidder dateTime extra")
-    return _bids(events).map_values(price=F.col("value.price") * 0.908, **kept)
+    bids = _bids(events, "auction bidder price dateTime extra")
+    return bids.map_values(price=F.col("value.price") * 0.908, **kept)
 
 
 def q2(events: KStream) -> KStream:
     """**Selection**: the bids on some auctions. A filter by a Column."""
-    some = _bids(events).filter(F.col("value.auction") % 123 == 0)
-    return some.map_values(**_fields("value", "auction price"))
+    return _bids(events, "auction price").filter(F.col("value.auction") % 123 == 0)
 
 
 def q3(events: KStream) -> KStream:
@@ -96,13 +108,13 @@ def q3(events: KStream) -> KStream:
     become tables; the seller is a foreign key. An auction that comes before its seller is joined
     when the seller comes."""
     persons = (
-        _persons(events)
+        _persons(events, "id name city state")
         .filter(F.col("value.state").isin("OR", "ID", "CA"))
         .select_key(F.col("value.id"))
         .to_table(store="persons")
     )
     auctions = (
-        _auctions(events)
+        _auctions(events, "id seller category")
         .filter(F.col("value.category") == 10)
         .select_key(F.col("value.id"))
         .to_table(store="auctions")
@@ -111,14 +123,17 @@ def q3(events: KStream) -> KStream:
     return auctions.join(persons, row, on=F.col("value.seller"), name="sellers").to_stream()
 
 
-def _bids_in_time(events: KStream, **fields: Column) -> KStream:
+def _bids_in_time(auctions: KStream, bids: KStream, **fields: Column) -> KStream:
     """Each bid that came while its auction was open, under the auction's id. A bid waits for its
     auction, and an auction for its bids, so it does not matter which is read first."""
-    auctions = _auctions(events).select_key(F.col("value.id"))
-    bids = _bids(events).select_key(F.col("value.auction"))
     return (
-        auctions.join_interval(
-            bids, after=AUCTION_LIFE, grace=LATE, store="bids-in-time", name="by-auction"
+        auctions.select_key(F.col("value.id"))
+        .join_interval(
+            bids.select_key(F.col("value.auction")),
+            after=AUCTION_LIFE,
+            grace=LATE,
+            store="bids-in-time",
+            name="by-auction",
         )
         .filter(F.col("value.right.dateTime") <= F.col("value.left.expires"))
         .map_values(**fields)
@@ -131,7 +146,10 @@ def q4(events: KStream) -> KStream:
     when an auction has a higher bid, the mean loses the old price and takes the new one."""
     final_prices = (
         _bids_in_time(
-            events, category=F.col("value.left.category"), price=F.col("value.right.price")
+            _auctions(events, "id expires category"),
+            _bids(events, "auction price dateTime"),
+            category=F.col("value.left.category"),
+            price=F.col("value.right.price"),
         )
         .group_by_key()
         .aggregate(
@@ -161,7 +179,7 @@ def q5(events: KStream) -> KStream:
     counted by auction in hopping windows; a Python function keeps the highest counts of each
     window, and all auctions that have it. A result has a window's start as its key."""
     counts = (
-        _bids(events)
+        _bids(events, "auction")
         .group_by(F.col("value.auction"), name="by-auction")
         .windowed_by(TimeWindows.of_size("10 seconds").advance_by("2 seconds").grace(LATE))
         .count(store="bids-of-auctions")
@@ -186,9 +204,10 @@ def q5(events: KStream) -> KStream:
 def q7(events: KStream) -> KStream:
     """**Highest bid** of every ten seconds, with all its fields. All bids are of one group, so they
     meet in one task. Of several bids with the highest price the first one is kept."""
-    bid = F.struct(*_fields("value", "auction bidder price dateTime extra").values())
+    fields = "auction bidder price dateTime extra"
+    bid = F.struct(*_fields("value", fields).values())
     return (
-        _bids(events)
+        _bids(events, fields)
         .map_values(bid=bid, best=_best_first())
         .group_by(F.lit(0).cast("bigint"), name="all")
         .windowed_by(TEN_SECONDS)
@@ -202,13 +221,13 @@ def q8(events: KStream) -> KStream:
     """**New users**: who opened an auction in the ten seconds in which he registered. Two windowed
     tables are joined: their keys are equal if person and window are."""
     persons = (
-        _persons(events)
+        _persons(events, "id name")
         .group_by(F.col("value.id"), name="persons")
         .windowed_by(TEN_SECONDS)
         .aggregate(name=agg.last("value.name"), store="registered")
     )
     sellers = (
-        _auctions(events)
+        _auctions(events, "seller")
         .group_by(F.col("value.seller"), name="sellers")
         .windowed_by(TEN_SECONDS)
         .count(store="opened")
@@ -223,15 +242,13 @@ def q8(events: KStream) -> KStream:
 def q9(events: KStream) -> KStream:
     """**Winning bids**: each auction with its highest bid. As in `q4` the streams are joined in
     time; `max_by` keeps a whole row, by price and then by time."""
-    auction = _fields(
-        "value.left",
-        "id itemName description initialBid reserve dateTime expires seller category extra",
-    )
+    auction = _fields("value.left", AUCTION)
     bid = _fields("value.right", "auction bidder price", bid_dateTime="dateTime", bid_extra="extra")
     row = F.struct(*(column.alias(name) for name, column in (auction | bid).items()))
     return (
         _bids_in_time(
-            events,
+            _auctions(events),
+            _bids(events, "auction bidder price dateTime extra"),
             row=row,
             price=F.col("value.right.price"),
             dateTime=F.col("value.right.dateTime"),
@@ -246,7 +263,7 @@ def q9(events: KStream) -> KStream:
 
 def _counted(windows: SessionWindows | TimeWindows, gap_ms: int, events: KStream) -> KStream:
     """How many bids each bidder has in each window."""
-    grouped = _bids(events).group_by(F.col("value.bidder"), name="by-bidder")
+    grouped = _bids(events, "bidder").group_by(F.col("value.bidder"), name="by-bidder")
     counts = grouped.windowed_by(windows).count(store="bids-of-bidders")
     return counts.map_values(
         bidder=F.col("key.key"),
@@ -300,7 +317,7 @@ def q16(events: KStream) -> KStream:
     sets = {**_distinct("bidders", "bidder"), **_distinct("auctions", "auction")}
     counts = _number_of_bids()
     return (
-        _bids(events)
+        _bids(events, "auction bidder price channel dateTime")
         .group_by(F.concat_ws("|", F.col("value.channel"), day), name="by-channel-and-day")
         .aggregate(
             channel=agg.last("value.channel"),
@@ -324,7 +341,7 @@ def q17(events: KStream) -> KStream:
     day = _day()
     counts = _number_of_bids()
     return (
-        _bids(events)
+        _bids(events, "auction price dateTime")
         .group_by(F.concat_ws("|", F.col("value.auction"), day), name="by-auction-and-day")
         .aggregate(
             auction=agg.last("value.auction"),
@@ -342,9 +359,6 @@ def q17(events: KStream) -> KStream:
         )
         .to_stream()
     )
-
-
-BID = "auction bidder price channel url dateTime extra"
 
 
 def _bid() -> Column:

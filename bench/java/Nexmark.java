@@ -119,27 +119,53 @@ final class Nexmark {
             .to(output, Produced.with(TEXT, Programs.json(Price.class)));
     }
 
+    record Seller(long id, String name, String city, String state) {
+        static Seller of(final Person person) {
+            return new Seller(person.id(), person.name(), person.city(), person.state());
+        }
+    }
+
+    record Item(long id, long seller, long category) {
+        static Item of(final Auction auction) {
+            return new Item(auction.id(), auction.seller(), auction.category());
+        }
+    }
+
     record LocalItem(String name, String city, String state, long id) {
     }
 
     private static void localItems(final KStream<String, Event> events, final String output) {
-        final KTable<Long, Person> persons = persons(events)
+        final KTable<Long, Seller> persons = persons(events)
+            .mapValues(Seller::of)
             .filter((key, person) -> STATES.contains(person.state()))
             .selectKey((key, person) -> person.id())
-            .toTable(kept("persons", Person.class));
-        final KTable<Long, Auction> auctions = auctions(events)
+            .toTable(kept("persons", Seller.class));
+        final KTable<Long, Item> auctions = auctions(events)
+            .mapValues(Item::of)
             .filter((key, auction) -> auction.category() == 10)
             .selectKey((key, auction) -> auction.id())
-            .toTable(kept("auctions", Auction.class));
+            .toTable(kept("auctions", Item.class));
         auctions
             .join(
                 persons,
-                Auction::seller,
+                Item::seller,
                 (auction, person) -> new LocalItem(person.name(), person.city(), person.state(), auction.id()),
                 TableJoined.as("sellers"),
                 Materialized.<Long, LocalItem, KeyValueStore<Bytes, byte[]>>with(LONG, Programs.json(LocalItem.class)))
             .toStream()
             .to(output, Produced.with(LONG, Programs.json(LocalItem.class)));
+    }
+
+    record OpenAuction(long id, long expires, long category) {
+        static OpenAuction of(final Auction auction) {
+            return new OpenAuction(auction.id(), auction.expires(), auction.category());
+        }
+    }
+
+    record TimedPrice(long auction, long price, long dateTime) {
+        static TimedPrice of(final Bid bid) {
+            return new TimedPrice(bid.auction(), bid.price(), bid.dateTime());
+        }
     }
 
     record PriceInTime(long category, long price, boolean inTime) {
@@ -156,12 +182,15 @@ final class Nexmark {
 
     private static void averagePrices(final KStream<String, Event> events, final String output) {
         auctions(events)
+            .mapValues(OpenAuction::of)
             .selectKey((key, auction) -> auction.id())
             .join(
-                bids(events).selectKey((key, bid) -> bid.auction()),
+                bids(events).mapValues(TimedPrice::of).selectKey((key, bid) -> bid.auction()),
                 (auction, bid) -> new PriceInTime(auction.category(), bid.price(), bid.dateTime() <= auction.expires()),
                 JoinWindows.ofTimeDifferenceAndGrace(Duration.ZERO, LATE).after(TEN_SECONDS),
-                StreamJoined.with(LONG, Programs.json(Auction.class), Programs.json(Bid.class)).withName("by-auction").withStoreName("bids-in-time"))
+                StreamJoined.with(LONG, Programs.json(OpenAuction.class), Programs.json(TimedPrice.class))
+                    .withName("by-auction")
+                    .withStoreName("bids-in-time"))
             .filter((id, price) -> price.inTime())
             .groupByKey(Grouped.with(LONG, Programs.json(PriceInTime.class)))
             .aggregate(
@@ -199,7 +228,8 @@ final class Nexmark {
 
     private static void hotItems(final KStream<String, Event> events, final String output) {
         bids(events)
-            .groupBy((key, bid) -> bid.auction(), Grouped.with("by-auction", LONG, Programs.json(Bid.class)))
+            .mapValues(Bid::auction)
+            .groupBy((key, auction) -> auction, Grouped.with("by-auction", LONG, LONG))
             .windowedBy(TimeWindows.ofSizeAndGrace(TEN_SECONDS, LATE).advanceBy(Duration.ofSeconds(2)))
             .count(Materialized.<Long, Long, WindowStore<Bytes, byte[]>>as("bids-of-auctions").withKeySerde(LONG))
             .toStream()
@@ -223,19 +253,27 @@ final class Nexmark {
             .to(output, Produced.with(WINDOWED, plain));
     }
 
+    record Named(long id, String name) {
+        static Named of(final Person person) {
+            return new Named(person.id(), person.name());
+        }
+    }
+
     record NewUser(long id, String name, long stime) {
     }
 
     private static void newUsers(final KStream<String, Event> events, final String output) {
         final KTable<Windowed<Long>, String> registered = persons(events)
-            .groupBy((key, person) -> person.id(), Grouped.with("persons", LONG, Programs.json(Person.class)))
+            .mapValues(Named::of)
+            .groupBy((key, person) -> person.id(), Grouped.with("persons", LONG, Programs.json(Named.class)))
             .windowedBy(WINDOWS)
             .aggregate(
                 () -> "",
                 (id, person, before) -> person.name(),
                 Materialized.<Long, String, WindowStore<Bytes, byte[]>>as("registered").withKeySerde(LONG).withValueSerde(TEXT));
         final KTable<Windowed<Long>, Long> opened = auctions(events)
-            .groupBy((key, auction) -> auction.seller(), Grouped.with("sellers", LONG, Programs.json(Auction.class)))
+            .mapValues(Auction::seller)
+            .groupBy((key, seller) -> seller, Grouped.with("sellers", LONG, LONG))
             .windowedBy(WINDOWS)
             .count(Materialized.<Long, Long, WindowStore<Bytes, byte[]>>as("opened").withKeySerde(LONG));
         registered
