@@ -96,6 +96,7 @@ class BatchRecords:
 
     ``merged``: the records without their values; ``rows``: of each the row in its side's batch.
     ``stream_times``: of its task, itself included; ``before`` and ``after`` the whole batch, by
+    task; ``newest``: the own times of the stores before it, by whether they are the left's, and
     task. ``side_times``: of its task's store of a side, itself included, by whether it is the left.
     ``live``: it has key and value; ``codes``: its task and key, as a number of ``groups`` (0 if not
     live). ``late``: it is live, and its window and the grace are over. ``stored``: its side's store
@@ -110,6 +111,7 @@ class BatchRecords:
     stream_times: Int64
     before: Mapping[int, int]
     after: dict[int, int]
+    newest: Mapping[bool, Mapping[int, int]]
     side_times: dict[bool, Int64]
     live: Flags
     late: Flags
@@ -198,6 +200,7 @@ class BatchRecords:
             stream_times=running,
             before=before,
             after=after,
+            newest=newest,
             side_times=side_times,
             live=live,
             late=late,
@@ -739,8 +742,9 @@ def _keep(batch: JoinBatch, side: JoinSide) -> None:
     times, codes = records.times[places], records.codes[places]
     numbers = _numbers(codes, times)
     owners = records.partitions[places]
-    before = np.array([records.before[owner] for owner in owners.tolist()], np.int64)
-    again = np.flatnonzero(times <= before)
+    of_task = records.newest[side.left]
+    newest = np.array([of_task[owner] for owner in owners.tolist()], np.int64)
+    again = np.flatnonzero(times <= newest)
     if len(again):  # only these can meet records of their own key and time in the store
         numbers[again] += _next_numbers(batch, side, codes[again], times[again])
     keys = window_store_keys(records.keys.take(codes), times, numbers)
@@ -769,8 +773,15 @@ def _numbers(codes: Int64, times: Int64) -> Int64:
 
 def _next_numbers(batch: JoinBatch, side: JoinSide, codes: Int64, times: Int64) -> Int64:
     """For each key and time the number behind those that are stored."""
-    pairs, place = np.unique(np.stack([codes, times]), axis=1, return_inverse=True)
-    found = side.read(batch.records.groups.take(pairs[0]), pairs[1], pairs[1], batch.stores)
-    free = np.zeros(pairs.shape[1], np.int64)
+    order = np.lexsort((times, codes))
+    new = np.ones(len(order), bool)
+    new[1:] = (np.diff(codes[order]) != 0) | (np.diff(times[order]) != 0)
+    pairs = order[new]
+    found = side.read(
+        batch.records.groups.take(codes[pairs]), times[pairs], times[pairs], batch.stores
+    )
+    free = np.zeros(len(pairs), np.int64)
     np.maximum.at(free, found.codes, found.numbers + 1)
-    return free[place.reshape(-1)]
+    place = np.empty(len(order), np.int64)
+    place[order] = np.cumsum(new) - 1
+    return free[place]
