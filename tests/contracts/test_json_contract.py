@@ -380,6 +380,23 @@ def test_a_value_is_written(encoder: str, schema: str, value: Any, text: bytes |
     assert ENCODERS[encoder](serde, pa.array([value], serde.type)) == text
 
 
+TEXTS = ["", "a", "\u00e9", '"', "\\", "\n", "\x7f", None]
+
+
+@pytest.mark.parametrize("first", TEXTS)
+@pytest.mark.parametrize("second", TEXTS)
+def test_texts_with_and_without_escapes_stand_beside_each_other(
+    first: str | None, second: str | None
+) -> None:
+    """A column of texts that stay as they are has its quotes with the names of the fields."""
+    type_ = serdes.arrow_type("a string, n int, b string, o struct<c: string, d: string>")
+    plain = {"a": "x", "n": 1, "b": "y", "o": {"c": "", "d": "z"}}
+    rows = [plain, {"a": first, "n": None, "b": second, "o": {"c": second, "d": first}}]
+    column = pa.array([*rows, {**plain, "o": None}, None, *rows], type_)
+    for part in (column, column.slice(1), column.slice(2, 1), column.slice(0, 1), column[:0]):
+        assert write_columns(part).equals(write_rows(part))
+
+
 @pytest.mark.parametrize("count", [0, 500, 20_000])
 def test_a_value_that_cannot_be_written_is_named(count: int) -> None:
     no_text = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())

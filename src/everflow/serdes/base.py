@@ -110,8 +110,8 @@ def numbers_as_bytes(numbers: npt.NDArray[Any], code: str) -> pa.Array:
 
 
 def bytes_of(data: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """The bytes behind ``data`` (``pa.binary()``), where each row begins in them, and where the
-    last one ends."""
+    """The bytes behind ``data`` (``pa.binary()`` or ``pa.string()``), where each row begins in
+    them, and where the last one ends."""
     if not len(data):
         return np.zeros(0, np.uint8), np.zeros(1, np.int32)
     _, places, content = data.buffers()

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from everflow.exact_texts import number_text
 from everflow.serdes.arrow_types import TypeMismatch, field_step, holds
-from everflow.serdes.base import SerdeError
+from everflow.serdes.base import SerdeError, bytes_of
 
 _Convert = Callable[[Any], Any] | None
 _Texts = Callable[[pa.Array], pa.Array]
@@ -273,16 +273,23 @@ def _texts(type_: pa.DataType) -> _Texts:
 def _struct_texts(type_: pa.DataType) -> _Texts:
     names, texts = [], []
     for index, field in enumerate(type_):
-        names.append(pa.scalar("{,"[index > 0] + orjson.dumps(field.name).decode() + ":"))
+        names.append("{,"[index > 0] + orjson.dumps(field.name).decode() + ":")
         texts.append(_texts(field.type))
-    end = pa.scalar("}")
 
     def joined(column: pa.Array) -> pa.Array:
-        parts = []
+        parts, before = [], ""
         for name, text, field in zip(names, texts, column.flatten(), strict=True):
-            parts += [name, text(field)]
+            # The quotes of texts that stay as they are stand with the names: one copy less.
+            as_it_is = text is _quoted_texts and not field.null_count and not _may_escape(field)
+            quote = '"' if as_it_is else ""
+            parts += [pa.scalar(before + name + quote), field if as_it_is else text(field)]
+            before = quote
         rows = pc.binary_join_element_wise(
-            *parts, end, _NOTHING, null_handling="replace", null_replacement="null"
+            *parts,
+            pa.scalar(before + "}"),
+            _NOTHING,
+            null_handling="replace",
+            null_replacement="null",
         )
         return pc.if_else(column.is_valid(), rows, None) if column.null_count else rows
 
@@ -304,11 +311,22 @@ def _number_texts(column: pa.Array) -> pa.Array:
 
 def _quoted_texts(column: pa.Array) -> pa.Array:
     texts = pc.binary_join_element_wise(_QUOTE, column, _QUOTE, _NOTHING)
+    if not _may_escape(column):
+        return texts
     escaped = pc.match_substring_regex(column, _ESCAPED).fill_null(False)
     if not escaped.true_count:
         return texts
     written = [orjson.dumps(text).decode() for text in column.filter(escaped).to_pylist()]
     return pc.replace_with_mask(texts, escaped, pa.array(written, pa.string()))
+
+
+def _may_escape(column: pa.Array) -> bool:
+    """False where no row matches `_ESCAPED`: a look at all bytes at once."""
+    text, places = bytes_of(column)
+    text = text[places[0] : places[-1]]
+    if not len(text):
+        return False
+    return bool(text.min() < ord(" ") or any((text == ord(one)).any() for one in '"\\'))
 
 
 def _time_texts(column: pa.Array) -> pa.Array:
