@@ -681,8 +681,8 @@ def odd_rows(data: pa.Array) -> _Flags:
     if may_be_odd(text[offsets[0] : offsets[-1]], longest):
         odd |= pc.match_substring_regex(data, _ODD).to_numpy(zero_copy_only=False)
     if longest > _MOST_LEVELS:
-        # With this bit "[" is "{", and nothing else is.
-        brackets = np.flatnonzero((text[offsets[0] : offsets[-1]] | 0x20) == ord("{"))
+        all_rows = text[offsets[0] : offsets[-1]]
+        brackets = np.flatnonzero((all_rows == ord("{")) | (all_rows == ord("[")))
         odd |= np.diff(np.searchsorted(brackets, offsets - offsets[0])) > _MOST_LEVELS
     return odd
 

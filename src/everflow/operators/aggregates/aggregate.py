@@ -250,7 +250,7 @@ class AggregateSpec(GroupAggregate):
                 first = pc.if_else(some, first, pa.scalar(None, first.type))
             elif aggregator.kind == "approx_count_distinct":
                 first = estimates(first, precision_of(aggregator.rsd))
-            elif aggregator.limit is not None:
+            elif aggregator.limit is not None and first.null_count:
                 first = first.fill_null(pa.scalar([], first.type))
             if aggregator.by is not None:
                 next(left)

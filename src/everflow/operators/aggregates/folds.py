@@ -20,7 +20,13 @@ import pyarrow.compute as pc
 
 from everflow.operators.agg import LOWEST
 from everflow.records import Int64, valid
-from everflow.serdes.base import SerdeError, binary_from_matrix, flat, matrix_from_binary
+from everflow.serdes.base import (
+    SerdeError,
+    binary_from_matrix,
+    bytes_of,
+    flat,
+    matrix_from_binary,
+)
 from everflow.serdes.json_serde import JsonSerde
 from everflow.serdes.packed import PackedSerde
 
@@ -464,8 +470,8 @@ class _Elements:
 
 
 def _elements(items: Items) -> _Elements:
-    lists = [state.fill_null(pa.scalar([], state.type)) for state in items.states]
-    lengths = pc.list_value_length(lists[0]).to_numpy().astype(np.int64)
+    # A new group has no list, and `flatten` leaves it out.
+    lengths = pc.list_value_length(items.states[0]).fill_null(0).to_numpy().astype(np.int64)
     there = np.flatnonzero(valid(items.values[-1]))
     begins = np.cumsum(lengths) - lengths
     inside = np.arange(int(lengths.sum())) - np.repeat(begins, lengths)
@@ -479,7 +485,7 @@ def _elements(items: Items) -> _Elements:
         values=np.concatenate([np.full(len(inside), -1), there]),
         columns=[
             pa.concat_arrays([state.flatten(), value.take(there)])
-            for state, value in zip(lists, items.values, strict=True)
+            for state, value in zip(items.states, items.values, strict=True)
         ],
         count=items.groups,
     )
@@ -568,7 +574,8 @@ def unpack(data: pa.Array, type_: pa.DataType) -> pa.Array:
     sizes = pc.binary_length(some).to_numpy().astype(np.int64)
     if (sizes < _WORD).any():
         raise SerdeError(f"a list of {int(sizes.min())} bytes, expected at least {_WORD}")
-    raw = np.frombuffer(b"".join(some.to_pylist()), np.uint8)
+    content, places = bytes_of(some)
+    raw = content[places[0] : places[-1]]
     begins = np.cumsum(sizes) - sizes
     counts = _numbers(raw, begins)
     if (counts < 0).any() or (_WORD * (counts + 1) > sizes).any():
