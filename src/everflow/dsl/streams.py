@@ -44,6 +44,7 @@ from everflow.dsl.lowering.aggregation import (
     check_aggregates,
     grouped_table,
 )
+from everflow.dsl.lowering.partitioning import assumed
 from everflow.dsl.lowering.processors import ProcessorCall, Supplier, Transformer, deduplicated
 from everflow.dsl.lowering.tables import (
     TableCall,
@@ -649,6 +650,30 @@ class KStream(_StreamOrTable):
         stream = self._stream.with_serdes("repartition", key, value)
         chosen = partitions, stateless.partitioner_of(partitioner, self.edge, "repartition")
         return KStream(stream.repartitioned(checked, "repartition", chosen))
+
+    @builder_call
+    def assume_partitioned(
+        self,
+        *,
+        by: str | None = None,
+        partitioner: str | Callable[..., int] | None = None,
+        name: str | None = None,
+    ) -> KStream:
+        """The records are in the partitions of their new keys already, so what follows needs no
+        repartition topic: KIP-759, ``markAsPartitioned``. Without an earlier change of the key this
+        changes nothing.
+
+        ``by``: the field of the key that alone says the partition, with the type of the topics'
+        keys: ``assume_partitioned(by='customer')`` of records that are written by customer, and
+        grouped by customer and item. ``partitioner``: how the topic's producers choose the
+        partition of such a key, as in `StreamsBuilder.stream`; default: as said there, or
+        ``murmur2``.
+
+        Each record is checked: a key in the partition of another is a bad record, of which the
+        processing exception handler decides; by default the instance stops. Joins and queries look
+        for keys where they are. Keeps headers.
+        """
+        return KStream(assumed(self._stream, by, partitioner, name))
 
     @builder_call
     def group_by(

@@ -73,8 +73,10 @@ from everflow.topology.event_time import (
 )
 from everflow.topology.graph import FunctionExpr, SinkNode, StatefulNode, TimestampExtractor
 from everflow.topology.partitioners import (
+    KeyPartitioner,
     key_partitioner,
     key_partitioners,
+    partitioners_of_stores,
     partitions_of,
     topics_into_stores,
 )
@@ -208,7 +210,12 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._columns = ColumnClient(columns.path)
         self._closed = False
         step = TaskStep.of(
-            self._plan, columns.prepared, self._stores, self._keep, handlers=handlers
+            self._plan,
+            columns.prepared,
+            self._stores,
+            self._keep,
+            handlers=handlers,
+            partitions=self._topics.counts,
         )
         self._sinks = _functions_of(sinks or {}, self._plan)
         self._packed = packed((step.sources, step.times, step.ops), self._plan)
@@ -825,23 +832,20 @@ class DriverTopics:
         """Store -> its number of partitions, and where queries look for a key."""
         nodes = [node for node in topology.nodes if isinstance(node, StatefulNode)]
         serdes = {spec.name: spec.key_serde for node in nodes for spec in node.stores}
+        by = partitioners_of_stores(topology)
         return {
             name: (
                 max((self.counts.get(topic, 1) for topic in topics), default=1),
-                self._home(topics, serdes[name]),
+                self._home(by.get(name) if topics <= self.by.keys() else None, topics, serdes[name]),
             )
             for name, topics in topics_into_stores(topology, application_id).items()
         }
 
-    def _home(self, topics: frozenset[str], serde: Serde) -> Home:
-        known = {topic: self.by[topic] for topic in sorted(topics) if topic in self.by}
-        if not known or len(known) < len(topics):
+    def _home(self, by: KeyPartitioner | None, topics: frozenset[str], serde: Serde) -> Home:
+        if by is None:
             return lambda key: None
-        topic, by = next(iter(known.items()))
         count = max(self.counts[one] for one in topics)
-        return lambda key: int(
-            partitions_of(by, topic, pa.array([key], pa.binary()), serde, count)[0]
-        )
+        return lambda key: int(partitions_of(by, "", pa.array([key], pa.binary()), serde, count)[0])
 
 
 class DriverSilence:

@@ -38,10 +38,12 @@ from everflow.topology.graph import (
     WholeTableNode,
     WriteNode,
 )
+from everflow.topology.partitioners import partitioner_name
 from everflow.topology.plan import (
     ARROW,
     PYTHON,
     AskOp,
+    AssumedOp,
     ColumnsOp,
     NodeOp,
     PhysicalPlan,
@@ -404,6 +406,10 @@ def _of_op(op: PlanOp | TimeOp) -> Iterator[ExecutionPath]:
                 f"the records whose answer is {answer}",
                 None,
             )
+        case AssumedOp(by=by):
+            path = PYTHON if _texts(by) else ARROW
+            why = f"checks that each key is where {partitioner_name(by)} puts it"
+            yield ExecutionPath(op.name, path, why, op.where)
         case NodeOp(node=UnnestNode()):
             yield ExecutionPath(op.name, ARROW, "a record for each element of a list", None)
         case NodeOp(node=PrintNode(rows=rows)):

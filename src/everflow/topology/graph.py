@@ -352,6 +352,28 @@ class UnnestNode(Node):
     changes_key: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class AssumedNode(Node):
+    """Passes on records whose keys are said to be in the partitions of their tasks already, and
+    checks it for each (KIP-759, note 077).
+
+    ``key_serde`` writes the keys. ``by``: the field of the key that alone says the partition, and
+    its serde; None: the whole key. ``partitioner``: by which; None: that of the topics in front.
+    """
+
+    key_serde: Serde
+    by: tuple[str, Serde] | None = None
+    partitioner: str | FunctionExpr | None = None
+    label: str = "PARTITION-PRESERVE"
+
+    @property
+    def spread_alone(self) -> str:
+        """Stands for its topics where it says itself how its keys are spread; else empty. No
+        topic's name has a space."""
+        said = self.by is not None or self.partitioner is not None
+        return f"{self.name} (assumed)" if said else ""
+
+
 @dataclass(frozen=True)
 class MergeNode(Node):
     """All records of all inputs, in merge order. The planner dissolves it."""

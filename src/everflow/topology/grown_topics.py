@@ -15,7 +15,9 @@ from typing import TypeVar
 from everflow.records import TopicPartition
 from everflow.topology.graph import Graph, SourceNode
 from everflow.topology.partitioners import (
+    KeyField,
     KeyFunction,
+    assumed_partitioners,
     key_partitioners,
     keyed_sources,
     partitioner_name,
@@ -113,12 +115,15 @@ def _why_not(
             f"(topology.optimization=reuse.ktable.source.topics), whose entries would be in two "
             f"tasks"
         )
-    by = key_partitioners(graph).get(topic) if node.name in keyed_sources(graph) else None
-    if isinstance(by, KeyFunction):
-        return (
-            f"its keys are spread by {partitioner_name(by)}, of which it is not known whether it "
-            f"puts each into a partition of the same task"
-        )
+    relied_on = [key_partitioners(graph).get(topic)] if node.name in keyed_sources(graph) else []
+    for name, assumed in assumed_partitioners(graph).items():
+        relied_on += [assumed] if node.name in graph.before(name) else []
+    for by in relied_on:
+        if isinstance(by.by if isinstance(by, KeyField) else by, KeyFunction):
+            return (
+                f"its keys are spread by {partitioner_name(by)}, of which it is not known whether "
+                f"it puts each into a partition of the same task"
+            )
     return ""
 
 

@@ -6,19 +6,28 @@ meet in one task, from every producer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from everflow.columns.key_partitions import MURMUR2, key_partitions
 from everflow.errors import TopologyError
 from everflow.records import Int64
 from everflow.serdes import Serde
 from everflow.serdes.windowed import KEY_SUFFIX_BYTES, without_windows
-from everflow.topology.graph import FunctionExpr, Graph, Node, SinkNode, SourceNode, StatefulNode
+from everflow.topology.graph import (
+    AssumedNode,
+    FunctionExpr,
+    Graph,
+    Node,
+    SinkNode,
+    SourceNode,
+    StatefulNode,
+)
 
 
 @dataclass(frozen=True)
@@ -36,16 +45,30 @@ class KeyFunction:
         whole = isinstance(answer, int | np.integer) and not isinstance(answer, bool)
         if not whole or not 0 <= answer < partitions:
             raise ValueError(
-                f"partitioner= of the source gave {answer!r:.100} for a key; {topic} has the "
-                f"partitions 0 to {partitions - 1}"
+                f"partitioner= gave {answer!r:.100} for a key; {topic} has the partitions 0 to "
+                f"{partitions - 1}"
             )
         return int(answer)
 
 
+@dataclass(frozen=True)
+class KeyField:
+    """The ``field`` of a key, as ``serde`` writes it, says the partition, ``by`` a hash or a
+    function. Keys with an equal field are in one partition."""
+
+    field: str
+    serde: Serde
+    by: str | KeyFunction
+
+    @property
+    def function(self) -> KeyFunction | None:
+        return self.by if isinstance(self.by, KeyFunction) else None
+
+
 OF_WINDOWS = "windowed"
 """Of windowed keys: by murmur2, without windows (Kafka Streams' ``WindowedStreamPartitioner``)."""
-KeyPartitioner = str | KeyFunction
-"""One of `everflow.columns.key_partitions.BY_HASH`, or `OF_WINDOWS`, or a function."""
+KeyPartitioner = str | KeyFunction | KeyField
+"""One of `everflow.columns.key_partitions.BY_HASH`, or `OF_WINDOWS`, or a function, or a field."""
 
 
 def partitioner_name(partitioner: KeyPartitioner) -> str:
@@ -53,6 +76,8 @@ def partitioner_name(partitioner: KeyPartitioner) -> str:
         return "murmur2 of the keys without their windows"
     if isinstance(partitioner, str):
         return partitioner
+    if isinstance(partitioner, KeyField):
+        return f"the key's field {partitioner.field} by {partitioner_name(partitioner.by)}"
     return f"the function {getattr(partitioner.fn, '__name__', repr(partitioner.fn))}"
 
 
@@ -64,6 +89,10 @@ def partitions_of(
         return key_partitions(without_windows(keys, serde), partitions, MURMUR2)
     if isinstance(partitioner, str):
         return key_partitions(keys, partitions, partitioner)
+    if isinstance(partitioner, KeyField):
+        fields = pc.struct_field(serde.decode_array(keys), partitioner.field)
+        inner = partitioner.serde
+        return partitions_of(partitioner.by, topic, inner.encode_array(fields), inner, partitions)
     found = [
         partitioner(
             topic,
@@ -89,6 +118,28 @@ def key_partitioners(graph: Graph) -> dict[str, KeyPartitioner]:
     found |= {str(n.topic): n.partitioner for n in sinks if isinstance(n.partitioner, str)}
     spread = {str(n.topic) for n in sinks if n.partitioner} - found.keys()
     meetings = [(node, topics - spread) for node, topics in _meetings(graph)]
+    assumed = [one for one in assumptions(graph) if one.node.spread_alone]
+    while True:
+        _spread_to_meetings(meetings, assumed, found)
+        unknown = [one for one in assumed if one.node.spread_alone not in found]
+        if not unknown:
+            break
+        front = unknown[0].topics - spread
+        if not front:
+            raise _not_known(unknown[0])
+        found.update(dict.fromkeys(front, MURMUR2))
+    for topic in graph.repartition_topics:
+        if topic.name not in spread:
+            found.setdefault(topic.name, MURMUR2)
+    return found
+
+
+def _spread_to_meetings(
+    meetings: list[tuple[StatefulNode, frozenset[str]]],
+    assumed: list[Assumption],
+    found: dict[str, KeyPartitioner],
+) -> None:
+    """Adds to ``found`` what follows from it."""
     grew = True
     while grew:
         grew = False
@@ -100,18 +151,81 @@ def key_partitioners(graph: Graph) -> dict[str, KeyPartitioner]:
                 fresh = dict.fromkeys(topics - found.keys(), one)
                 found.update(fresh)
                 grew = grew or bool(fresh)
-    for topic in graph.repartition_topics:
-        if topic.name not in spread:
-            found.setdefault(topic.name, MURMUR2)
+        for assumption in assumed:
+            name, by = assumption.node.spread_alone, assumption.partitioner(found)
+            if by is not None and name not in found:
+                found[name], grew = by, True
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """An `AssumedNode`, and the topics in front of it."""
+
+    node: AssumedNode
+    topics: frozenset[str]
+
+    def partitioner(self, known: Mapping[str, KeyPartitioner]) -> KeyPartitioner | None:
+        """By which its keys are spread, where the topics' partitioners are ``known``; None: not
+        known."""
+        said, front = self.node.partitioner, self.topics & known.keys()
+        whole = known[min(front)] if front else None
+        if said is not None:
+            whole = key_partitioner(said, tuple(sorted(self.topics)))
+        if whole is None or self.node.by is None:
+            return whole
+        if isinstance(whole, KeyField):
+            return None
+        field, serde = self.node.by
+        return KeyField(field, serde, MURMUR2 if whole == OF_WINDOWS else whole)
+
+
+def assumptions(graph: Graph) -> Iterator[Assumption]:
+    """Of all nodes that assume a partitioning."""
+    topics_of = topics_in_front(graph)
+    for node in graph.nodes:
+        if isinstance(node, AssumedNode):
+            yield Assumption(node, topics_of[node.name])
+
+
+def assumed_partitioners(graph: Graph) -> dict[str, KeyPartitioner]:
+    """By the names of the nodes that assume one. TopologyError where it is not known."""
+    known, found = key_partitioners(graph), dict[str, KeyPartitioner]()
+    for one in assumptions(graph):
+        by = known.get(one.node.spread_alone) or one.partitioner(known)
+        if by is None:
+            raise _not_known(one)
+        found[one.node.name] = by
+    return found
+
+
+def topics_in_front(graph: Graph) -> dict[str, frozenset[str]]:
+    """Of each node, the topics whose records reach it within its sub-topology."""
+    found: dict[str, frozenset[str]] = {}
+    for node in graph.nodes:
+        own = node.topics if isinstance(node, SourceNode) else ()
+        found[node.name] = frozenset(own).union(*(found[name] for name in node.inputs))
+    return found
+
+
+def partitioners_of_stores(graph: Graph) -> dict[str, KeyPartitioner]:
+    """Of each store, by what its keys are spread, where that is known."""
+    by, found = key_partitioners(graph), dict[str, KeyPartitioner]()
+    for node, topics in _meetings(graph):
+        for topic in sorted(topics & by.keys())[:1]:
+            for store in node.stores:
+                found.setdefault(store.name, by[topic])
     return found
 
 
 def spread_otherwise(graph: Graph) -> dict[str, str]:
-    """Stores behind a repartition topic that is not spread as Java does it, and by what it is."""
+    """Stores whose keys the program itself does not spread as Java does it, behind a repartition
+    topic or an `AssumedNode`, and by what they are."""
     by = key_partitioners(graph)
+    own = {one.name for one in graph.repartition_topics}
+    own |= {node.spread_alone for node in graph.nodes if isinstance(node, AssumedNode)}
     found: dict[str, str] = {}
     for node, topics in _meetings(graph):
-        for topic in sorted(topics & {one.name for one in graph.repartition_topics} & by.keys()):
+        for topic in sorted(topics & own & by.keys()):
             if by[topic] != MURMUR2:
                 stores = (store.name for store in node.stores)
                 found.update(dict.fromkeys(stores, partitioner_name(by[topic])))
@@ -149,6 +263,8 @@ def key_partitioner(partitioner: str | FunctionExpr, topics: tuple[str, ...]) ->
 
 def _id(partitioner: KeyPartitioner) -> object:
     """Equal functions are the same one."""
+    if isinstance(partitioner, KeyField):
+        return partitioner.field, repr(partitioner.serde), _id(partitioner.by)
     return partitioner if isinstance(partitioner, str) else id(partitioner.fn)
 
 
@@ -166,8 +282,21 @@ def _meetings(graph: Graph) -> list[tuple[StatefulNode, frozenset[str]]]:
                 of_store[store.name] = of_store.get(store.name, frozenset()) | topics
             if node.stores or node.reads:
                 found.append((node, topics))
+        if isinstance(node, AssumedNode) and node.spread_alone:
+            topics = frozenset({node.spread_alone})
         topics_of[node.name] = topics
     return found
+
+
+def _not_known(assumption: Assumption) -> TopologyError:
+    listed = ", ".join(sorted(assumption.topics))
+    return TopologyError(
+        f"assume_partitioned: in front of it are {listed}, whose records are spread by a function "
+        f"of the record, or by a part of another key; say partitioner=, a function of (topic, key, "
+        f"value, partitions) that gives the partition of a key",
+        where=assumption.node.where,
+        code="EF-COPARTITION",
+    )
 
 
 def _differing(node: StatefulNode, known: Mapping[str, KeyPartitioner]) -> TopologyError:

@@ -33,6 +33,7 @@ from everflow.topology.event_time import (
     sources_of_sinks,
 )
 from everflow.topology.graph import (
+    AssumedNode,
     ColumnExpr,
     EdgeType,
     FunctionExpr,
@@ -58,7 +59,13 @@ from everflow.topology.graph import (
     input_name,
 )
 from everflow.topology.idle_sources import IdleSource, idle_sources, sources_of
-from everflow.topology.partitioners import key_partitioners, keyed_sources, usual
+from everflow.topology.partitioners import (
+    KeyPartitioner,
+    assumed_partitioners,
+    key_partitioners,
+    keyed_sources,
+    usual,
+)
 from everflow.topology.sources import Source
 from everflow.topology.subtopologies import cut
 
@@ -195,6 +202,17 @@ class NodeOp(_Step):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AssumedOp(_Step):
+    """An `AssumedNode`: each key is where ``by`` puts it, of the partitions of ``topic`` (its full
+    name). ``tasks``: of a topic with more partitions than tasks the number of these."""
+
+    key_serde: Serde
+    by: KeyPartitioner
+    topic: str
+    tasks: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class AskOp(_Step):
     """A transformer of a table (`Operator.asked`) for rows that are no records of its own."""
 
@@ -264,9 +282,9 @@ class SinkOp(_Step):
     key_serde: Serde
     value_serde: Serde
     drop_null_keys: bool
-    partitioner: str | Callable[..., Any] | None = None
+    partitioner: KeyPartitioner | Callable[..., Any] | None = None
     """A function; or "column": the input's value is ``struct<partition, value>``; or a
-    `KeyPartitioner`'s name. None: as Java does."""
+    `KeyPartitioner`. None: as Java does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +295,7 @@ class WriteOp(_Step):
     subtopology: int
 
 
-StepOp = NodeOp | AskOp | StatefulOp | SinkOp | WriteOp
+StepOp = NodeOp | AssumedOp | AskOp | StatefulOp | SinkOp | WriteOp
 PlanOp = ColumnsOp | StepOp
 
 
@@ -425,6 +443,10 @@ class PhysicalPlan:
                 found.setdefault(source.subtopology, {})[name] = source.idle
         return found
 
+    @property
+    def assumed(self) -> tuple[AssumedOp, ...]:
+        return tuple(op for op in self.ops if isinstance(op, AssumedOp))
+
     def value_results(self, store: str) -> ResultDecoder:
         """Reads a store's value bytes (without the 8-byte timestamp) as the table shows them: of
         built-in aggregates the results. KeyError for an unknown store."""
@@ -562,6 +584,7 @@ class _Planner:
         self._together = together(topology)
         self._idle = idle_sources(topology, app)
         self._partitioners = key_partitioners(topology)
+        self._assumed = assumed_partitioners(topology)
         self._keyed = keyed_sources(topology)
         self._slots: list[Slot] = []
         self._slot("dead-letters", DEAD_LETTER_TYPE)
@@ -639,6 +662,8 @@ class _Planner:
                         subtopology=self._sub[node.name],
                     )
                 )
+            case AssumedNode():
+                yield self._place_assumed(node)
             case GlobalTableNode():
                 self._global_tables.append(self._global_table(node))
             case LoadedTableNode():
@@ -649,6 +674,26 @@ class _Planner:
                 raise TopologyError(
                     f"no place in the plan for {type(node).__name__} {node.name}", where=node.where
                 )
+
+    def _place_assumed(self, node: AssumedNode) -> int:
+        self._sides[node.name] = (node.inputs,)
+        names = {source.name for source in sources_of(self._topology, node)}
+        # Topics with different numbers of partitions are refused in front of a store.
+        source = next(one for one in self._sources if one.node in names and not one.first)
+        out = self._slot(node.name, node.out)
+        self._ops.append(
+            AssumedOp(
+                name=node.name,
+                where=node.where,
+                key_serde=node.key_serde,
+                by=self._assumed[node.name],
+                topic=source.topic,
+                tasks=source.until,
+                inputs=self._inputs(node),
+                output=out,
+            )
+        )
+        return out
 
     def _place_source(self, node: SourceNode) -> Iterator[int]:
         # Somebody else writes keys that a store relies on.
@@ -835,7 +880,7 @@ class _Planner:
             topic = node.topic.fn
         else:
             topic = f"{self._app}-{node.topic}" if repartition else node.topic
-        partitioner: str | Callable[..., Any] | None
+        partitioner: KeyPartitioner | Callable[..., Any] | None
         if isinstance(node.partitioner, ColumnExpr):
             partitioner = "column"
             inputs = chosen("partition", node.partitioner, node.partitioner.type)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from everflow.records import EdgeBatch, Int64, OffsetRange, TaskId, TopicPartition
 from everflow.topology.arrival import DIGIT, Way, Ways
 from everflow.topology.batches import BatchInput, appended, concat, empty_like, in_order
-from everflow.topology.plan import AskOp, NodeOp, SinkOp, StatefulOp, WriteOp
+from everflow.topology.plan import AskOp, AssumedOp, NodeOp, SinkOp, StatefulOp, WriteOp
 from everflow.topology.sources import Source, sources_of_logs
 from everflow.worker.certain_times import CertainTimes
 
@@ -30,8 +30,8 @@ from everflow.worker.certain_times import CertainTimes
 
 Records = MutableMapping[int, EdgeBatch]
 Paths = npt.NDArray[np.bytes_]
-StatelessOp = NodeOp | AskOp | SinkOp | WriteOp
-MakingOp = StatefulOp | NodeOp | AskOp
+StatelessOp = NodeOp | AssumedOp | AskOp | SinkOp | WriteOp
+MakingOp = StatefulOp | NodeOp | AssumedOp | AskOp
 
 FIRST_ID = 1 << 40
 """A ``seq`` from here on is the number of a result whose path is kept, not a record's place."""

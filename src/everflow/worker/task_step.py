@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,11 @@ from everflow.topology.arrival import Ways
 from everflow.topology.batches import BatchInput, KnownResults, Made, in_order, joined
 from everflow.topology.event_time import Teller
 from everflow.topology.graph import CallLimits, FunctionNode, PrintNode, TakeNode, UnnestNode
-from everflow.topology.partitioners import OF_WINDOWS, partitions_of
+from everflow.topology.partitioners import OF_WINDOWS, KeyField, partitions_of
 from everflow.topology.plan import (
     DEAD_LETTER_SLOT,
     AskOp,
+    AssumedOp,
     ColumnsOp,
     NodeOp,
     PhysicalPlan,
@@ -67,6 +69,7 @@ from everflow.topology.plan import (
 )
 from everflow.topology.sources import Source
 from everflow.user_program import one_line, shown
+from everflow.worker.assumed_keys import require_in_place
 from everflow.worker.calls import AT_LEISURE, MakesCalls, Named, Place, SideBySide
 from everflow.worker.certain_times import CertainTimes, certain_times
 from everflow.worker.failures import (
@@ -206,6 +209,8 @@ class TaskStep:
     calls: SideBySide = field(default_factory=SideBySide)
     tellers: tuple[Teller, ...] = ()
     """See `PhysicalPlan.tellers`."""
+    partitions: Mapping[str, int] = field(default_factory=dict)
+    """Of each input topic; of one that is not there 1."""
 
     @staticmethod
     def of(
@@ -216,6 +221,7 @@ class TaskStep:
         *,
         handlers: Handlers | None = None,
         calls: SideBySide | None = None,
+        partitions: Mapping[str, int] = MappingProxyType({}),
     ) -> TaskStep:
         waiting = iter(columns)
 
@@ -236,6 +242,7 @@ class TaskStep:
             handlers=handlers or Handlers(),
             calls=calls or SideBySide(),
             tellers=plan.tellers,
+            partitions={op.topic: partitions.get(op.topic, 1) for op in plan.assumed},
         )
 
     @property
@@ -429,6 +436,8 @@ class _Running:
             case WriteOp():
                 rows = in_order(order.read(op))
                 self.result.given += [GivenRows(op, rows)] if len(rows) else []
+            case AssumedOp():
+                order.keep(op, _in_place(op, self._failures(op), self.step.partitions))
             case AskOp():
                 order.keep(op, ask(op, order.read(op), self.step.sources, self.request))
             case NodeOp(node=FunctionNode() as node):
@@ -451,7 +460,7 @@ class _Running:
         share_ms = None if time_ms is None else time_ms / self.step.side_by_side
         return self.step.calls.of(self.request, share_ms)
 
-    def _failures(self, op: NodeOp | SinkOp) -> Failures:
+    def _failures(self, op: NodeOp | AssumedOp | SinkOp) -> Failures:
         """Of the records that it gets."""
         return Failures(op, self.step.sources, self.order.read(op), self.step.every_failure)
 
@@ -810,6 +819,15 @@ def _unnested(node: UnnestNode, batch: EdgeBatch) -> EdgeBatch:
     return out.with_columns(key.cast(node.out.key), value.cast(node.out.value))
 
 
+def _in_place(op: AssumedOp, failures: Failures, partitions: Mapping[str, int]) -> EdgeBatch:
+    """The same records. RecordFailure for a key that belongs to another task."""
+    batch, count = failures.batch, partitions[op.topic]
+    if len(batch) and count > 1:
+        keys = _encoded(op.key_serde, batch.key, failures, PROCESSING)
+        require_in_place(op, failures, keys, count)
+    return batch
+
+
 # --- sinks ----------------------------------------------------------------------------------------
 
 
@@ -825,8 +843,8 @@ def _to_outputs(op: SinkOp, failures: Failures) -> list[SinkOutput]:
         batch = batch.with_columns(value=pc.struct_field(batch.value, [1]))
     failures = replace(failures, batch=batch)
     topics, value = _topics(op, failures)
-    keys = _encoded(op.key_serde, batch.key, failures)
-    values = _encoded(op.value_serde, value, failures)
+    keys = _encoded(op.key_serde, batch.key, failures, PRODUCTION)
+    values = _encoded(op.value_serde, value, failures, PRODUCTION)
     for serde, data, part in ((op.key_serde, keys, "key"), (op.value_serde, values, "value")):
         if in_headers(serde) and data.null_count < len(data):
             headers = no_headers(len(batch)) if batch.headers is None else batch.headers
@@ -873,7 +891,7 @@ def _topics(op: SinkOp, failures: Failures) -> tuple[str | list[str], pa.Array]:
     return topics, value
 
 
-def _encoded(serde: Serde, column: pa.Array, failures: Failures) -> pa.Array:
+def _encoded(serde: Serde, column: pa.Array, failures: Failures, stage: str) -> pa.Array:
     """Final bytes. RecordFailure for all values that their serde cannot write."""
     serde = bare(serde)
     try:
@@ -883,7 +901,7 @@ def _encoded(serde: Serde, column: pa.Array, failures: Failures) -> pa.Array:
         causes = refused(serde, column, error)
         if not causes:
             raise
-        failures.raise_of(causes, PRODUCTION)
+        failures.raise_of(causes, stage)
 
 
 BY_KEY = -1
@@ -905,7 +923,7 @@ class Partitions:
         for a record without one."""
         failures, said, by = self.failures, self.said, self.op.partitioner
         wanted = _all(failures.batch) if rows is None else rows
-        if isinstance(by, str) and by in (*BY_HASH, OF_WINDOWS):
+        if isinstance(by, KeyField) or (isinstance(by, str) and by in (*BY_HASH, OF_WINDOWS)):
             keys = self.keys.take(pa.array(wanted))
             found_by_hash = partitions_of(by, topic, keys, self.op.key_serde, count)
             found_by_hash[~valid(keys)] = BY_KEY

@@ -49,7 +49,7 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.topology.partitioners import (
     KeyPartitioner,
-    key_partitioners,
+    partitioners_of_stores,
     partitions_of,
     topics_into_stores,
 )
@@ -554,17 +554,11 @@ def store_queries(
     blueprint: Blueprint, own_host: str, ports: QueryPorts, clock: Clock
 ) -> StoreQueries:
     topics = topics_into_stores(blueprint.topology, blueprint.application_id)
-    spread, plan = key_partitioners(blueprint.topology), blueprint.plan
+    spread, plan = partitioners_of_stores(blueprint.topology), blueprint.plan
 
     def partitioner(spec: StoreSpec) -> Partitioner | None:
-        prefix = f"{blueprint.application_id}-"
-        for topic in sorted(topics[spec.name]):
-            name = topic if topic in spread else topic.removeprefix(prefix)
-            if name in spread:
-                by = spread[name]
-                own = by is not None and by != MURMUR2
-                return partial(_partition, by, topic, spec.key_serde) if own else None
-        return None
+        by = spread.get(spec.name, MURMUR2)
+        return None if by == MURMUR2 else partial(_partition, by, spec.key_serde)
 
     def site(
         spec: StoreSpec,
@@ -605,12 +599,11 @@ def store_queries(
 
 def _partition(
     by: KeyPartitioner,
-    topic: str,
     serde: Serde,
     key: bytes,
     partitions: int,
 ) -> int:
-    return int(partitions_of(by, topic, pa.array([key], pa.binary()), serde, partitions)[0])
+    return int(partitions_of(by, "", pa.array([key], pa.binary()), serde, partitions)[0])
 
 
 def partition_of(site: StoreSite, key: bytes, partitioner: Partitioner | None) -> int:

@@ -46,7 +46,13 @@ def pack(
     sink = KafkaSink(handlers.topic, WorkerPorts(retained_bytes), layouts)
     resident = ResidentStep(
         step=TaskStep.of(
-            plan, columns.prepared, LmdbAccess(), sink, handlers=handlers, calls=SideBySide(wanted)
+            plan,
+            columns.prepared,
+            LmdbAccess(),
+            sink,
+            handlers=handlers,
+            calls=SideBySide(wanted),
+            partitions=partitions,
         ),
         decoder=LogDecoder.of(plan, handlers, partitions),
         read_committed=read_committed,
