@@ -65,6 +65,10 @@ _PROGRAMS = {
     SINKS: "bench.sinks.program:builder",
     "trades-avro": "bench.schemas.programs:trades_avro",
     "trades-protobuf": "bench.schemas.programs:trades_protobuf",
+    "trades-rekeyed": "bench.programs.topologies:trades",
+    "trades-in-place": "bench.programs.topologies:trades_in_place",
+    "flights-rekeyed": "bench.programs.topologies:flights",
+    "flights-in-place": "bench.programs.topologies:flights_in_place",
     **{query: f"bench.nexmark.programs:{query}" for query in NEXMARK},
 }
 """Those that are not in `bench.programs.topologies`."""

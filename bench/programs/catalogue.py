@@ -7,7 +7,7 @@ import enum
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.nexmark import generator
@@ -31,6 +31,8 @@ class Kind(enum.Enum):
     OPERATORS = "operators"
     OPERATORS_OF_FUNCTIONS = "operators of functions"
     NEXMARK = "NEXMark"
+    KEYED = "keyed"
+    """Of an input that is keyed as the program groups it: with and without a repartition topic."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,10 @@ def _symbol(number: int) -> bytes | None:
     return b"S%03d" % (number % 500) if number * 7 % 300 - 3 >= 0 else None
 
 
+def _keyed_trade(number: int) -> Row:
+    return b"S%03d" % (number % 500), _trade(number)[1]
+
+
 CARRIERS = [
     b"%s%d" % (name, number) for name in (b"UA", b"AA", b"DL", b"B6") for number in range(4)
 ]
@@ -105,6 +111,10 @@ def _flight(number: int) -> Row:
         b'{"carrier":"%s","flight":%d,"origin":"EWR","dest":"IAH","dep_delay":%s,"air_time":227}'
     )
     return b"N%05d" % (number % 4000), value % (carrier, number % 6000, delay)
+
+
+def _keyed_flight(number: int) -> Row:
+    return CARRIERS[number * 7 % 16], _flight(number)[1]
 
 
 def _carrier(number: int) -> bytes | None:
@@ -331,6 +341,27 @@ def _query(name: str) -> Program:
     )
 
 
+_KEYED = {
+    "trades": Program(
+        "trades",
+        Kind.KEYED,
+        1_000_000,
+        _keyed_trade,
+        _symbol,
+        window_bytes=8,
+        in_kafka_streams=False,
+    ),
+    "flights": Program(
+        "flights",
+        Kind.KEYED,
+        500_000,
+        _keyed_flight,
+        _carrier,
+        span_ms=2 * HOUR_MS + 30 * MINUTE_MS,
+        window_bytes=8,
+        in_kafka_streams=False,
+    ),
+}
 PROGRAMS = {
     program.name: program
     for program in (
@@ -383,6 +414,11 @@ PROGRAMS = {
         Program("bursts", Kind.OPERATORS, 500_000, _reading, _sensor, window_bytes=8),
         Program("accounts", Kind.OPERATORS_OF_FUNCTIONS, 500_000, _booking, _customer),
         *map(_query, NEXMARK),
+        *(
+            replace(_KEYED[of], name=f"{of}-{how}")
+            for of in _KEYED
+            for how in ("rekeyed", "in-place")
+        ),
     )
 }
 WHOLE = ("trades", "flights", "words", "sessions", "baskets", "invoices", "split", "chain")

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -18,6 +18,7 @@ from pyspark.sql.types import DoubleType
 from bench.apps.topic_names import INPUT_TOPIC_VARIABLE, OUTPUT_TOPIC_VARIABLE
 from everflow import (
     JoinWindows,
+    KGroupedStream,
     KStream,
     SessionWindows,
     SlidingWindows,
@@ -41,13 +42,25 @@ def _output(branch: str = "") -> str:
 
 def trades() -> StreamsBuilder:
     """The average price of each stock by volume, minute by minute."""
+    return _trades(lambda stream: stream)
+
+
+def trades_in_place() -> StreamsBuilder:
+    """Of trades that are written by their symbol."""
+    return _trades(KStream.assume_partitioned)
+
+
+def _trades(keyed: Callable[[KStream], KStream]) -> StreamsBuilder:
     builder = StreamsBuilder()
     value = serdes.json("symbol string, price double, size bigint, at bigint")
     price, size = F.col("value.price"), F.col("value.size")
-    (
+    by_symbol = (
         _input(builder, value)
         .filter((price > 0) & F.col("value.symbol").isNotNull())
         .select_key(F.col("value.symbol"))
+    )
+    (
+        keyed(by_symbol)
         .map_values(amount=price * size, shares=size)
         .group_by_key(name="by-symbol")
         .windowed_by(TimeWindows.of_size("1 minute").grace("1 minute"))
@@ -63,11 +76,20 @@ def trades() -> StreamsBuilder:
 
 def flights() -> StreamsBuilder:
     """The ten lines of the README."""
+    return _flights(lambda stream: stream.group_by(F.col("value.carrier"), name="by-carrier"))
+
+
+def flights_in_place() -> StreamsBuilder:
+    """Of flights that are written by their carrier."""
+    carrier = F.col("value.carrier")
+    return _flights(lambda stream: stream.select_key(carrier).assume_partitioned().group_by_key())
+
+
+def _flights(grouped: Callable[[KStream], KGroupedStream]) -> StreamsBuilder:
     builder = StreamsBuilder()
+    flown = F.col("value.dep_delay").isNotNull()
     (
-        _input(builder, serdes.json("carrier string, dep_delay double"))
-        .filter(F.col("value.dep_delay").isNotNull())
-        .group_by(F.col("value.carrier"), name="by-carrier")
+        grouped(_input(builder, serdes.json("carrier string, dep_delay double")).filter(flown))
         .windowed_by(TimeWindows.of_size("1 day").grace("1 hour"))
         .aggregate(
             flights=agg.count(), mean_delay=agg.avg("value.dep_delay"), store="delay-by-carrier"

@@ -836,7 +836,9 @@ class DriverTopics:
         return {
             name: (
                 max((self.counts.get(topic, 1) for topic in topics), default=1),
-                self._home(by.get(name) if topics <= self.by.keys() else None, topics, serdes[name]),
+                self._home(
+                    by.get(name) if topics <= self.by.keys() else None, topics, serdes[name]
+                ),
             )
             for name, topics in topics_into_stores(topology, application_id).items()
         }
