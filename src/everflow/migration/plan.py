@@ -451,6 +451,8 @@ def _hashed(program: Program, store: str) -> set[str]:
     index = program.facts.stores[store].subtopology
     topics = () if index is None else program.inputs[index]
     windows = ", without the windows in front of the store" if program.forms[store][1] else ""
+    if store in program.assumed:
+        return {program.assumed[store] + windows}
     return {
         program.spread.get(topic, program.spread.get(f"{program.application_id}-{topic}", MURMUR2))
         + windows

@@ -31,7 +31,11 @@ from everflow.topology.idle_sources import (
     program_times,
     sources_of,
 )
-from everflow.topology.partitioners import key_partitioners, partitioner_name
+from everflow.topology.partitioners import (
+    assumed_of_stores,
+    key_partitioners,
+    partitioner_name,
+)
 from everflow.topology.patterns import with_topics
 from everflow.topology.program import Topology
 from everflow.topology.program_facts import ProgramFacts, facts_of
@@ -69,7 +73,8 @@ class Program:
     behind the key by which its partition was chosen; ``inside``: the serdes of the records in the
     entries of one whose bytes are an operator's. ``repartition``: whole names; ``writers``: the
     sub-topologies that write each of these; ``spread``: those whose keys are not where Java puts
-    them, and by what. ``layouts``: the text beside offsets, which fits there with a mark or with
+    them, and by what; ``assumed``: by what those of stores are that have no topic of the
+    application's in front (`assume_partitioned`). ``layouts``: the text beside offsets, which fits there with a mark or with
     the times."""
 
     application_id: str
@@ -86,6 +91,7 @@ class Program:
     repartition: frozenset[str]
     writers: Mapping[str, frozenset[int]]
     spread: Mapping[str, str]
+    assumed: Mapping[str, str]
     internal: InternalTopics
     layouts: str
     times: ProgramTimes
@@ -184,6 +190,7 @@ def program_of(
             for name in internal.repartition
         },
         spread={f"{application_id}-{name}": by for name, by in _spread(graph).items()},
+        assumed=assumed_of_stores(graph),
         internal=internal,
         layouts=layouts,
         times=program_times(graph, subs.index_of, layouts),

@@ -220,15 +220,29 @@ def partitioners_of_stores(graph: Graph) -> dict[str, KeyPartitioner]:
 def spread_otherwise(graph: Graph) -> dict[str, str]:
     """Stores whose keys the program itself does not spread as Java does it, behind a repartition
     topic or an `AssumedNode`, and by what they are."""
-    by = key_partitioners(graph)
-    own = {one.name for one in graph.repartition_topics}
-    own |= {node.spread_alone for node in graph.nodes if isinstance(node, AssumedNode)}
-    found: dict[str, str] = {}
+    own = {one.name for one in graph.repartition_topics} | _said_alone(graph)
+    return {
+        store: partitioner_name(by) for store, by in _of_stores(graph, own).items() if by != MURMUR2
+    }
+
+
+def assumed_of_stores(graph: Graph) -> dict[str, str]:
+    """Stores behind an `AssumedNode` that says itself by what its keys are spread, and by what."""
+    return {
+        store: partitioner_name(by) for store, by in _of_stores(graph, _said_alone(graph)).items()
+    }
+
+
+def _said_alone(graph: Graph) -> set[str]:
+    return {node.spread_alone for node in graph.nodes if isinstance(node, AssumedNode)}
+
+
+def _of_stores(graph: Graph, own: set[str]) -> dict[str, KeyPartitioner]:
+    """Of the stores behind a topic of ``own``."""
+    by, found = key_partitioners(graph), dict[str, KeyPartitioner]()
     for node, topics in _meetings(graph):
         for topic in sorted(topics & own & by.keys()):
-            if by[topic] != MURMUR2:
-                stores = (store.name for store in node.stores)
-                found.update(dict.fromkeys(stores, partitioner_name(by[topic])))
+            found.update(dict.fromkeys((store.name for store in node.stores), by[topic]))
     return found
 
 
