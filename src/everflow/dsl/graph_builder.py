@@ -42,7 +42,7 @@ from everflow.topology.graph import (
     WholeTableNode,
 )
 from everflow.topology.idle_sources import require_metadata_fits
-from everflow.topology.partitioners import key_partitioners
+from everflow.topology.partitioners import assumed_partitioners
 from everflow.topology.program import Topology
 from everflow.travel.refusals import TravelCheck
 from everflow.user_program import place, user_line
@@ -292,7 +292,7 @@ class GraphBuilder:
         )
         require_metadata_fits(built)
         require_direct(built)
-        key_partitioners(built)
+        assumed_partitioners(built)
         return built
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -40,7 +40,13 @@ from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying, waiting
 from everflow.serdes.registered import ask_schema
 from everflow.state.task_directory import StateDirectory
-from everflow.topology.compatibility import layouts_to_keep, require_read, require_readable, retyped
+from everflow.topology.compatibility import (
+    layouts_to_keep,
+    left_behind,
+    require_read,
+    require_readable,
+    retyped,
+)
 from everflow.topology.connectors import TOPIC_CONFIG, connector_topic, connectors
 from everflow.topology.event_time import LOWEST, require_lowest_fits
 from everflow.topology.graph import FunctionNode, Graph, SinkNode, SourceNode, extractor_named
@@ -448,20 +454,21 @@ class ClusterTopics:
         committed = self._committed(_partitions_of(partitions))
         found = [from_json(parse_metadata(one.metadata).layouts) for one in committed.values()]
         kept = layouts_to_keep(name, graph, found)
-        if changed := retyped(graph, found):
-            topics = {f"{name}-{change.name}" for change in changed}
-            read = {
-                tp: committed[tp].offset if tp in committed else 0
-                for tp in _partitions_of({topic: partitions[topic] for topic in topics})
-            }
-            spans = self.spans(read)
-            unread = {tp: end - max(start, read[tp]) for tp, (start, end) in spans.items()}
-            require_read(name, changed, unread)
+        if changed := [*retyped(graph, found), *left_behind(graph, found)]:
+            require_read(name, changed, self._unread({f"{name}-{one.name}" for one in changed}))
         lowest = self._config.stream_time == LOWEST
         text = kept_text(kept, subs, found, bytes_for_layouts(graph, lowest=lowest))
         if kept and not text:
             log.warning(_TOO_LONG, len(kept))
         return text
+
+    def _unread(self, topics: Collection[str]) -> dict[TopicPartition, int]:
+        """How many records wait in each partition; of a topic that is gone nothing."""
+        there = self._admin.describe_topics(topics)
+        every = _partitions_of({topic: one.partitions for topic, one in there.items()})
+        committed = self._committed(every)
+        read = {tp: committed[tp].offset if tp in committed else 0 for tp in every}
+        return {tp: end - max(start, read[tp]) for tp, (start, end) in self.spans(every).items()}
 
     # --- `TopicAdmin` -----------------------------------------------------------------------------
 

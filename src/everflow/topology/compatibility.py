@@ -34,6 +34,7 @@ from everflow.topology.store_layouts import (
     differing_types,
     differing_words,
     digest,
+    gone_in,
     is_store,
     newest,
     repartition_in,
@@ -349,6 +350,9 @@ def _unreadable(stores: Mapping[str, StoreFacts]) -> Iterator[Change]:
             )
 
 
+_NOT_READ = "the new program does not have it; records that wait in it would not be read"
+
+
 def _repartition(old: ProgramFacts, new: ProgramFacts) -> Iterator[Change]:
     for name in sorted(old.repartition.keys() | new.repartition.keys()):
         mine, its = old.repartition.get(name), new.repartition.get(name)
@@ -358,10 +362,7 @@ def _repartition(old: ProgramFacts, new: ProgramFacts) -> Iterator[Change]:
                     effect=Effect.MIGRATION,
                     kind="repartition topic",
                     name=name,
-                    reason="it is new"
-                    if mine is None
-                    else "the new program does not have it; records that wait in it would not be "
-                    "read",
+                    reason="it is new" if mine is None else _NOT_READ,
                     where=(its or mine or RepartitionFacts()).where,
                 )
             continue
@@ -840,11 +841,30 @@ def retyped(graph: Graph, found: Iterable[Mapping[str, Kept]]) -> list[Change]:
     ]
 
 
+def left_behind(graph: Graph, found: Iterable[Mapping[str, Kept]]) -> list[Change]:
+    """Repartition topics of the program before that ``graph`` does not have, while it has all of
+    that program's stores: what waits in such a topic is missing in one of them. A program that has
+    dropped a store does not miss what its topic holds."""
+    last = newest(found)
+    gone = gone_in(last)
+    stores = {spec.name for node in graph.nodes for spec in getattr(node, "stores", ())}
+    if not {entry for entry in last if is_store(entry)} - gone <= stores:
+        return []
+    topics = (topic.name for topic in graph.repartition_topics)
+    dropped = repartition_in(last).keys() - repartition_in(dict.fromkeys(gone, "")).keys()
+    return [
+        Change(
+            effect=Effect.MIGRATION, kind="repartition topic", name=name, reason=_NOT_READ
+        )
+        for name in sorted(dropped.difference(topics))
+    ]
+
+
 def require_read(
     application_id: str, found: Iterable[Change], waiting: Mapping[TopicPartition, int]
 ) -> None:
-    """StoreLayoutError where records wait in a topic of `retyped`; ``waiting``: how many by
-    partition, of the topics' whole names."""
+    """StoreLayoutError where records wait in a topic of `retyped` or `left_behind`; ``waiting``: how
+    many by partition, of the topics' whole names."""
     lines: list[str] = []
     for change in found:
         topic = f"{application_id}-{change.name}"
@@ -859,7 +879,7 @@ def require_read(
         differs = "\n".join(lines)
         raise StoreLayoutError(
             f"Application {application_id} has records in repartition topics that this program "
-            f"would read as something else, so it was not started.\n{differs}\nNothing was read or "
+            f"would read as something else or not at all, so it was not started.\n{differs}\nNothing was read or "
             f"changed. Run the old program until it has read them, while nothing writes to its "
             f"inputs (everflow lag {application_id} shows when); then stop all instances and start "
             f"this program.\n{start_over(application_id)}",

@@ -63,6 +63,11 @@ def named_twice(builder: StreamsBuilder, orders: KStream) -> object:
     return orders.filter(F.lit(True), name="f")
 
 
+def rekeyed(orders: KStream) -> KStream:
+    number = F.col("offset").alias("number")
+    return orders.select_key(F.struct(F.col("value.item").alias("item"), number))
+
+
 async def asked(value: object) -> bool:
     return True
 
@@ -89,6 +94,12 @@ MISTAKES = [
     ("s.group_by(F.col('value.item'))", r"write group_by\(\.\.\., name='a-name'\)"),
     ("s.select_key(F.col('offset')).group_by_key()", r"write group_by_key\(\.\.\., name="),
     ("s.repartition()", r"write repartition\(\.\.\., name="),
+    ("s.assume_partitioned(by='item')", r"builder\.stream\('topic', partitioner="),
+    ("rekeyed(s).assume_partitioned(by='itm')", r"struct<item.*'itm'; did you mean 'item'"),
+    ("rekeyed(s).assume_partitioned(by=F.col('key.item'))", r"by= is the name of a field"),
+    ("s.select_key(F.col('offset')).assume_partitioned(by='key')", r"key, which is bigint"),
+    ("rekeyed(s).assume_partitioned(by='number')", r"number is bigint, .* of orders are string"),
+    ("rekeyed(s).assume_partitioned(partitioner='md5')", "one of murmur2, crc32, fnv1a"),
     ("twice(b, s)", r"'n'.*twice.*bad_input.py:\d+"),
     ("repartitioned_twice(b, s)", "repartition name 'r' is used twice"),
     ("named_twice(b, s)", "node name 'f' is used twice"),

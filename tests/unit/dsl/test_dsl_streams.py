@@ -49,6 +49,8 @@ from everflow.topology.partitioners import (
     key_partitioners,
     keyed_sources,
     partitioner_name,
+    partitioners_of_stores,
+    partitions_of,
 )
 from everflow.topology.plan import SinkOp, plan
 from everflow.topology.store_layouts import fingerprint
@@ -170,6 +172,7 @@ def test_repartition(orders: KStream, builder: StreamsBuilder) -> None:
 
 SUB_TOPOLOGIES = {
     **dict.fromkeys(("trades", "flights", "words", "cities"), 2),
+    **dict.fromkeys(("trades-rekeyed", "flights-rekeyed"), 2),
     **dict.fromkeys(("q7", "q8", "q9", "q11", "q12", "q16", "q17", "q18", "q19", "q20"), 2),
     **dict.fromkeys(("chain", "q3", "q4", "q5"), 3),
 }
@@ -607,3 +610,88 @@ def test_stores_behind_another_partitioner_are_laid_out_otherwise() -> None:
     with pytest.raises(StoreLayoutError, match="spread by crc32"):
         layouts_to_keep("app", now, [kept])
     layouts_to_keep("app", now, [fresh])
+
+
+# Keys that are in their partitions already.
+
+
+def in_place(builder: StreamsBuilder, by: Any = None, **said: Any) -> KStream:
+    return stream(builder, "s", by).select_key(F.col("value")).assume_partitioned(**said)
+
+
+def test_no_topic_is_between_until_the_key_changes_again() -> None:
+    builder = StreamsBuilder()
+    first = stream(builder, "s").select_key(F.col("value"))
+    first.assume_partitioned().group_by_key().count(store="here")
+    first.group_by_key(name="branch").count(store="there")
+    again = in_place(builder).select_key(F.col("key"))
+    assert again.key_changed
+    again.group_by_key(name="again").count(store="again")
+    topics = {topic.name for topic in builder.build().repartition_topics}
+    assert topics == {"branch-repartition", "again-repartition"}
+
+
+def test_of_a_key_that_is_the_topics_own_nothing_is_assumed() -> None:
+    builder = StreamsBuilder()
+    orders = stream(builder, "s", "crc32")
+    assert orders.assume_partitioned().node == orders.node
+    assert list(orders.graph.nodes) == [orders.node]
+    with pytest.raises(TopologyError, match="builder.stream"):
+        orders.assume_partitioned(partitioner="crc32")
+
+
+@pytest.mark.parametrize("meet", [_joined, _with_table, _merged])
+def test_what_is_assumed_has_to_be_that_of_the_topic_that_it_meets(meet: Any) -> None:
+    for said, by in (({}, "crc32"), ({"partitioner": own}, None), ({"partitioner": own}, other)):
+        builder = StreamsBuilder()
+        meet(builder, in_place(builder, **said), stream(builder, "r", by))
+        with pytest.raises(TopologyError) as raised:
+            builder.build()
+        assert raised.value.code == "EF-COPARTITION"
+    for said, left, right in (({}, "crc32", "crc32"), ({"partitioner": own}, None, own)):
+        builder = StreamsBuilder()
+        meet(builder, in_place(builder, left, **said), stream(builder, "r", right))
+        builder.build()
+
+
+def test_a_field_of_the_key_does_not_meet_whole_keys_but_moves_those_that_are_written() -> None:
+    def program(right: Callable[[KStream], KStream]) -> Topology:
+        builder = StreamsBuilder()
+        both = F.struct(F.col("key").alias("a"), F.col("value").alias("b"))
+        left = stream(builder, "l").select_key(both).assume_partitioned(by="a")
+        windows = JoinWindows.of_time_difference(5)
+        other_side = right(stream(builder, "r").select_key(both))
+        left.join(other_side, windows=windows, store="pairs", name="by").to("out")
+        return builder.build()
+
+    with pytest.raises(TopologyError, match="the key's field a") as raised:
+        program(lambda side: side.repartition(name="mine", partitioner="murmur2"))
+    assert raised.value.code == "EF-COPARTITION"
+    moved = program(lambda side: side)
+    assert "the key's field a" in spread(moved)["by-right-repartition"]
+    assert not program(lambda side: side.assume_partitioned(by="a")).repartition_topics
+
+
+def test_behind_a_function_of_the_record_nobody_knows_where_a_key_is() -> None:
+    builder = StreamsBuilder()
+    moved = stream(builder, "s").repartition(name="mine", partitioner=lambda t, k, v, n: 0)
+    moved.select_key(F.col("value")).assume_partitioned().group_by_key().count(store="n")
+    with pytest.raises(TopologyError, match="mine-repartition") as raised:
+        builder.build()
+    assert raised.value.code == "EF-COPARTITION"
+
+
+def test_queries_know_where_a_key_is() -> None:
+    builder = StreamsBuilder()
+    both = F.struct(F.col("key").alias("a"), F.col("value").alias("b"))
+    keyed = stream(builder, "s", "crc32").select_key(both).assume_partitioned(by="a")
+    keyed.group_by_key().count(store="n")
+    in_place(builder, "crc32").group_by_key().count(store="m")
+    found = partitioners_of_stores(builder.build())
+    assert {store: partitioner_name(by) for store, by in found.items()} == {
+        "n": "the key's field a by crc32",
+        "m": "crc32",
+    }
+    keys = keyed.edge.key_serde.encode_array(pa.array([{"a": "x", "b": "1"}, {"a": "x", "b": "2"}]))
+    places = partitions_of(found["n"], "s", keys, keyed.edge.key_serde, 4)
+    assert places.tolist() == key_partitions(pa.array([b"x"] * 2), 4, "crc32").tolist()

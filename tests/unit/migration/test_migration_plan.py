@@ -573,3 +573,29 @@ def test_entries_are_not_left_where_another_hash_spreads_the_keys() -> None:
     (move,) = plan(direct, counts({"partitions": 8})).moves
     assert (move.before, move.after) == (4, 8)
     assert plan(direct, direct).moves
+
+
+def test_entries_are_left_where_keys_stay_without_a_repartition_topic() -> None:
+    """A field of the key puts it elsewhere than the whole key did."""
+    struct = "struct<a:string,n:bigint>"
+
+    def counts(assumed: dict[str, Any] | None, source: str = "murmur2") -> Build:
+        def build(builder: StreamsBuilder) -> None:
+            stream = builder.stream("in", key=serdes.string(), value=VALUE, partitioner=source)
+            keyed = stream.select_key(lambda key, value: value, returns=struct)
+            if assumed is not None:
+                keyed = keyed.assume_partitioned(**assumed)
+            keyed.group_by_key(name="by").count(store="counts")
+
+        return build
+
+    through = counts(None)
+    found = plan(through, counts({}))
+    assert [(move.before, move.after) for move in found.moves] == [(4, 4)]
+    assert found.drained == ("shop-by-repartition",)
+    assert plan(counts({}), through).moves
+    by_field = counts({"by": "a"})
+    assert "the key's field a" in refused(through, by_field)
+    assert "the key's field a" in refused(by_field, through)
+    assert "crc32" in refused(through, counts({}, "crc32"))
+    assert plan(by_field, counts({"by": "a"})).moves

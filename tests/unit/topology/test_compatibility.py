@@ -17,6 +17,7 @@ from everflow.topology.compatibility import (
     changes,
     effect_of,
     layouts_to_keep,
+    left_behind,
     lines_of,
     report,
     report_json,
@@ -408,6 +409,51 @@ def test_what_an_application_keeps_is_not_changed_at_once(
     new: Build, expected: set[tuple[Effect, str, str]]
 ) -> None:
     assert grave(found(application(kept_by(program(counted()))), on_cluster(new))) == expected
+
+
+def left(old: Topology, new: Topology) -> list[str]:
+    """Topics in which records may wait for stores that go on."""
+    return [change.name for change in left_behind(new, [kept_by(old)])]
+
+
+def in_place(**said: Any) -> Build:
+    def build(builder: StreamsBuilder) -> None:
+        key = stream(builder).select_key(lambda key, value: value["a"], returns="string")
+        key.assume_partitioned(**said).group_by_key().count(store="counts").to_stream().to("out")
+
+    return build
+
+
+def test_records_that_wait_for_a_store_are_not_left_behind() -> None:
+    """The store goes on, and would never see them; a store that is dropped does not miss them."""
+    old = program(counted(), plain_of("other"))
+    assert left(old, program(in_place(), plain_of("other"))) == ["by-a-repartition"]
+    assert left(old, old) == []
+    assert left(old, program(plain_of("other"))) == []
+    new = program(in_place(), plain_of("other"))
+    known = [kept_by(new, kept_by(old))]
+    assert left_behind(new, known) == [], "it was told at the start before"
+    (change,) = left_behind(new, [kept_by(old)])
+    waiting = {TopicPartition("shop-by-a-repartition", 1): 7}
+    with pytest.raises(StoreLayoutError, match="partition 1: 7 waiting") as raised:
+        require_read("shop", [change], waiting)
+    assert "by-a-repartition" in str(raised.value)
+    require_read("shop", [change], dict.fromkeys(waiting, 0))
+
+
+def plain_of(topic: str) -> Build:
+    return lambda builder: stream(builder, topic).group_by_key().count(store=f"of-{topic}")
+
+
+def test_a_program_without_its_repartition_topic_needs_a_migration() -> None:
+    expected = {
+        (Effect.MIGRATION, "repartition topic", "by-a-repartition"),
+        (Effect.MIGRATION, "input topic", "in"),
+        (Effect.MIGRATION, "sub-topology", "1"),
+    }
+    assert grave(found(facts(counted()), facts(in_place()))) == expected
+    elsewhere = found(facts(in_place()), facts(in_place(partitioner=lambda t, k, v, n: 0)))
+    assert grave(elsewhere) == {(Effect.RESET, "store", "counts")}
 
 
 def test_an_input_that_was_grown_is_named_with_both_counts() -> None:

@@ -133,6 +133,22 @@ def test_a_function_that_spreads_keys_is_not_trusted() -> None:
         assert misfits(cut(counted(partitioner=name)), {"in": 8}, {0: 4}) == []
 
 
+def test_a_function_by_which_keys_are_assumed_is_not_trusted() -> None:
+    def by(topic: str, key: str, value: None, count: int) -> int:
+        return len(key) % count
+
+    def assumed(**said: Any) -> Topology:
+        builder = StreamsBuilder()
+        stream = builder.stream("in", key=TEXT, value=TEXT).select_key(F.col("value"))
+        stream.assume_partitioned(**said).group_by_key().count(store="n")
+        return builder.build()
+
+    (found,) = misfits(cut(assumed(partitioner=by)), {"in": 8}, {0: 4})
+    assert "the function by" in found.why
+    for name in (None, *BY_HASH):
+        assert misfits(cut(assumed(partitioner=name)), {"in": 8}, {0: 4}) == []
+
+
 def test_a_topic_that_is_a_changelog_too_may_not_grow() -> None:
     builder = StreamsBuilder()
     builder.table("in", key=TEXT, value=TEXT, store="t")
