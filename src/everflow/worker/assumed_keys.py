@@ -26,14 +26,16 @@ class MisplacedKey(ValueError):
 
 
 def require_in_place(op: AssumedOp, failures: Failures, keys: pa.Array, count: int) -> None:
-    """``keys``: of the batch, as bytes; a record without one has no place. ``count``: partitions of
-    the topic. RecordFailure for records whose keys belong to other tasks."""
+    """``keys``: bytes of the batch's keys, or of the field that says their partitions. A record
+    without a key has no place. ``count``: partitions of the topic. RecordFailure for records whose
+    keys belong to other tasks, or of which a function knows no partition."""
     batch, tasks = failures.batch, op.tasks or count
-    rows = np.flatnonzero(valid(keys))
-    found = _partitions(op, failures, keys, rows, count)
-    for row in rows[found % tasks != batch.partition[rows]].tolist():
+    rows = np.flatnonzero(valid(batch.key))
+    keyed = keys if len(rows) == len(keys) else keys.take(pa.array(rows))
+    found = _partitions(op, failures, keyed, rows, count)
+    wrong = np.flatnonzero(found % tasks != batch.partition[rows])
+    for row, home in zip(rows[wrong].tolist(), found[wrong].tolist(), strict=True):
         there = failures.sources[int(batch.source[row])].log(int(batch.partition[row]))
-        home = int(_by(op, keys[row : row + 1], count)[0])
         failures.add(
             row,
             MisplacedKey(
@@ -51,24 +53,22 @@ def require_in_place(op: AssumedOp, failures: Failures, keys: pa.Array, count: i
 def _partitions(
     op: AssumedOp, failures: Failures, keys: pa.Array, rows: Int64, count: int
 ) -> Int64:
-    """The partition of each key in ``rows``; RecordFailure where a function gives none."""
-    keyed = keys if len(rows) == len(keys) else keys.take(pa.array(rows))
-    by = op.by.by if isinstance(op.by, KeyField) else op.by
+    """The partition of each of the ``keys``, those of ``rows``."""
+    by, serde = op.by, op.key_serde
+    if isinstance(by, KeyField):
+        by, serde = by.by, by.serde
     if not isinstance(by, KeyFunction):
-        return _by(op, keyed, count)
-    codes = keyed.dictionary_encode()  # the function is called once for each key
+        return partitions_of(by, op.topic, keys, serde, count)
+    codes = keys.dictionary_encode()  # the function is called once for each key
     distinct, of = codes.dictionary, codes.indices.to_numpy(zero_copy_only=False)
     found = np.full(len(distinct), -1, np.int64)
     for number in range(len(distinct)):
         try:
-            found[number] = _by(op, distinct[number : number + 1], count)[0]
+            one = distinct[number : number + 1]
+            found[number] = partitions_of(by, op.topic, one, serde, count)[0]
         except BaseException as error:
             for row in rows[of == number].tolist():
                 failures.add(row, error)
     failures.raise_added()
     answers: Int64 = found[of]
     return answers
-
-
-def _by(op: AssumedOp, keys: pa.Array, count: int) -> Int64:
-    return partitions_of(op.by, op.topic, keys, op.key_serde, count)

@@ -823,8 +823,10 @@ def _in_place(op: AssumedOp, failures: Failures, partitions: Mapping[str, int]) 
     """The same records. RecordFailure for a key that belongs to another task."""
     batch, count = failures.batch, partitions[op.topic]
     if len(batch) and count > 1:
-        keys = _encoded(op.key_serde, batch.key, failures, PROCESSING)
-        require_in_place(op, failures, keys, count)
+        serde, column = op.key_serde, batch.key
+        if isinstance(op.by, KeyField):
+            serde, column = op.by.serde, pc.struct_field(batch.key, op.by.field)
+        require_in_place(op, failures, _encoded(serde, column, failures, PROCESSING), count)
     return batch
 
 
