@@ -74,8 +74,8 @@ class Program:
     entries of one whose bytes are an operator's. ``repartition``: whole names; ``writers``: the
     sub-topologies that write each of these; ``spread``: those whose keys are not where Java puts
     them, and by what; ``assumed``: by what those of stores are that have no topic of the
-    application's in front (`assume_partitioned`). ``layouts``: the text beside offsets, which fits there with a mark or with
-    the times."""
+    application's in front (`assume_partitioned`). ``layouts``: the text beside offsets, which fits
+    there with a mark or with the times."""
 
     application_id: str
     facts: ProgramFacts

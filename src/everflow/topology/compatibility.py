@@ -853,9 +853,7 @@ def left_behind(graph: Graph, found: Iterable[Mapping[str, Kept]]) -> list[Chang
     topics = (topic.name for topic in graph.repartition_topics)
     dropped = repartition_in(last).keys() - repartition_in(dict.fromkeys(gone, "")).keys()
     return [
-        Change(
-            effect=Effect.MIGRATION, kind="repartition topic", name=name, reason=_NOT_READ
-        )
+        Change(effect=Effect.MIGRATION, kind="repartition topic", name=name, reason=_NOT_READ)
         for name in sorted(dropped.difference(topics))
     ]
 
@@ -863,8 +861,8 @@ def left_behind(graph: Graph, found: Iterable[Mapping[str, Kept]]) -> list[Chang
 def require_read(
     application_id: str, found: Iterable[Change], waiting: Mapping[TopicPartition, int]
 ) -> None:
-    """StoreLayoutError where records wait in a topic of `retyped` or `left_behind`; ``waiting``: how
-    many by partition, of the topics' whole names."""
+    """StoreLayoutError where records wait in a topic of `retyped` or `left_behind`; ``waiting``:
+    how many by partition, of the topics' whole names."""
     lines: list[str] = []
     for change in found:
         topic = f"{application_id}-{change.name}"
@@ -879,8 +877,8 @@ def require_read(
         differs = "\n".join(lines)
         raise StoreLayoutError(
             f"Application {application_id} has records in repartition topics that this program "
-            f"would read as something else or not at all, so it was not started.\n{differs}\nNothing was read or "
-            f"changed. Run the old program until it has read them, while nothing writes to its "
+            f"would read as something else or not at all, so it was not started.\n{differs}\n"
+            f"Nothing was read or changed. Run the old program until it has read them, while nothing writes to its "
             f"inputs (everflow lag {application_id} shows when); then stop all instances and start "
             f"this program.\n{start_over(application_id)}",
             difference=differs,

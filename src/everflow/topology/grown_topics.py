@@ -115,7 +115,7 @@ def _why_not(
             f"(topology.optimization=reuse.ktable.source.topics), whose entries would be in two "
             f"tasks"
         )
-    relied_on = [key_partitioners(graph).get(topic)] if node.name in keyed_sources(graph) else []
+    relied_on = [key_partitioners(graph)[topic]] if node.name in keyed_sources(graph) else []
     for name, assumed in assumed_partitioners(graph).items():
         relied_on += [assumed] if node.name in graph.before(name) else []
     for by in relied_on:

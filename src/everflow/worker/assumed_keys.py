@@ -54,9 +54,8 @@ def _partitions(
     op: AssumedOp, failures: Failures, keys: pa.Array, rows: Int64, count: int
 ) -> Int64:
     """The partition of each of the ``keys``, those of ``rows``."""
-    by, serde = op.by, op.key_serde
-    if isinstance(by, KeyField):
-        by, serde = by.by, by.serde
+    part = op.by
+    by, serde = (part.by, part.serde) if isinstance(part, KeyField) else (part, op.key_serde)
     if not isinstance(by, KeyFunction):
         return partitions_of(by, op.topic, keys, serde, count)
     codes = keys.dictionary_encode()  # the function is called once for each key
