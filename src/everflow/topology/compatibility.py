@@ -878,9 +878,9 @@ def require_read(
         raise StoreLayoutError(
             f"Application {application_id} has records in repartition topics that this program "
             f"would read as something else or not at all, so it was not started.\n{differs}\n"
-            f"Nothing was read or changed. Run the old program until it has read them, while nothing writes to its "
-            f"inputs (everflow lag {application_id} shows when); then stop all instances and start "
-            f"this program.\n{start_over(application_id)}",
+            f"Nothing was read or changed. Run the old program until it has read them, while "
+            f"nothing writes to its inputs (everflow lag {application_id} shows when); then stop "
+            f"all instances and start this program.\n{start_over(application_id)}",
             difference=differs,
         )
 

@@ -124,7 +124,7 @@ def key_partitioners(graph: Graph) -> dict[str, KeyPartitioner]:
         unknown = [one for one in assumed if one.node.spread_alone not in found]
         if not unknown:
             break
-        front = unknown[0].topics - spread
+        front = unknown[0].topics - spread - found.keys()
         if not front:
             raise _not_known(unknown[0])
         found.update(dict.fromkeys(front, MURMUR2))
@@ -139,7 +139,9 @@ def _spread_to_meetings(
     assumed: list[Assumption],
     found: dict[str, KeyPartitioner],
 ) -> None:
-    """Adds to ``found`` what follows from it."""
+    """Adds to ``found`` what follows from it: a topic takes that of what it meets, an assumption
+    does not."""
+    own = {one.node.spread_alone for one in assumed}
     grew = True
     while grew:
         grew = False
@@ -148,7 +150,7 @@ def _spread_to_meetings(
             if len({_id(one) for one in known.values()}) > 1:
                 raise _differing(node, known)
             for one in list(known.values())[:1]:
-                fresh = dict.fromkeys(topics - found.keys(), one)
+                fresh = dict.fromkeys(topics - own - found.keys(), one)
                 found.update(fresh)
                 grew = grew or bool(fresh)
         for assumption in assumed:

@@ -681,6 +681,20 @@ def test_behind_a_function_of_the_record_nobody_knows_where_a_key_is() -> None:
     assert raised.value.code == "EF-COPARTITION"
 
 
+def test_a_field_of_a_field_is_not_known() -> None:
+    """The repartition topic is spread by a field of its key, as what it meets."""
+    builder = StreamsBuilder()
+    both = F.struct(F.col("key").alias("a"), F.col("value").alias("b"))
+    left = stream(builder, "l").select_key(both).assume_partitioned(by="a")
+    moved = stream(builder, "r").select_key(both).repartition(name="mine")
+    left.join(moved, windows=JoinWindows.of_time_difference(5), store="pairs").to("out")
+    inner = moved.select_key(F.struct(F.col("key").alias("whole")))
+    inner.assume_partitioned(by="whole").group_by_key().count(store="n")
+    with pytest.raises(TopologyError, match="mine-repartition") as raised:
+        builder.build()
+    assert raised.value.code == "EF-COPARTITION"
+
+
 def test_queries_know_where_a_key_is() -> None:
     builder = StreamsBuilder()
     both = F.struct(F.col("key").alias("a"), F.col("value").alias("b"))
