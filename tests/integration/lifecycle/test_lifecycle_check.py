@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 from everflow import StreamsBuilder, TimeWindows, Topology, serdes
 from everflow.cli import app as commands
 from everflow.errors import InternalTopicError, StoreLayoutError
+from everflow.instance.query.queries import default_partitioner
 from everflow.topology.compatibility import Effect, changes, effect_of
 from everflow.topology.program_facts import facts_of
 from everflow.topology.subtopologies import cut
@@ -174,3 +175,31 @@ def test_state_does_not_go_on_with_a_topic_that_was_never_read(
     cluster.write(source, [text("w", "v", 2_000)])
     app.run_through(old, source)
     assert cluster.longs(output) == {b"w": 2}
+
+
+def test_records_that_wait_for_a_store_are_not_left_behind(
+    app: Application, cluster: Cluster
+) -> None:
+    """A repartition topic that goes while something waits in it for a store that stays."""
+    source, output = cluster.topic("in"), cluster.topic("out")
+    between, place = f"{app.id}-by-repartition", default_partitioner(b"w", 2)
+
+    def counted(*, through: bool) -> Topology:
+        builder = StreamsBuilder()
+        read = builder.stream(source, key=serdes.string(), value=serdes.string())
+        keyed = read.select_key(lambda key, value: value, returns="string")
+        keyed = keyed if through else keyed.assume_partitioned()
+        keyed.group_by_key(name="by").count(store="counts").to_stream().to(output)
+        return builder.build()
+
+    old, new = counted(through=True), counted(through=False)
+    cluster.write(source, [text("w", "w", 1_000, place)])
+    app.run_through(old, source, between)
+    cluster.write(between, [text("w", "w", 2_000, place)])
+    with pytest.raises(StoreLayoutError, match="1 waiting") as refused:
+        app.instance(new).start()
+    assert "by-repartition" in str(refused.value)
+    app.run_through(old, between)
+    cluster.write(source, [text("w", "w", 3_000, place)])
+    app.run_through(new, source)
+    assert cluster.longs(output) == {b"w": 3}

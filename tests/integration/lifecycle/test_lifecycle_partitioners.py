@@ -8,7 +8,9 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, serdes
+from everflow.errors import RecordError
 from everflow.instance.query.queries import default_partitioner
+from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, in_json, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
@@ -66,3 +68,31 @@ def test_records_go_where_partitioner_and_topic_say(app: Application, cluster: C
     ]
     behind = {(one.key, one.value, one.partition) for one in cluster.read(chosen)}
     assert behind == {(f"k{n}".encode(), str(n).encode(), n % 3) for n in range(4)}
+
+
+def test_keys_in_place_need_no_topic_and_one_elsewhere_ends_it(
+    app: Application, cluster: Cluster
+) -> None:
+    source, out = cluster.topic("in", PARTITIONS), cluster.topic("out", PARTITIONS)
+    builder = StreamsBuilder()
+    both = F.struct(F.col("key").alias("who"), F.col("value").alias("what"))
+    keyed = builder.stream(source, key=KEY, value=KEY).select_key(both)
+    keyed = keyed.assume_partitioned(by="who")
+    counts = keyed.group_by_key().count(store="counts").to_stream()
+    counts.map_values(F.col("value").cast("string")).to(out)
+    home = {who: default_partitioner(who.encode(), PARTITIONS) for who in PEOPLE}
+    written = [text(who, what, 1, home[who]) for what in ("a", "b", "a") for who in PEOPLE]
+    cluster.write(source, written)
+    with app.running(builder.build(), num_stream_threads=2) as streams:
+        app.until_processed(streams, source)
+        store = streams.store("counts")
+        assert {store.get({"who": who, "what": "a"}) for who in PEOPLE} == {2}
+        assert not [topic for topic in cluster.topics() if "repartition" in topic]
+        elsewhere = (home["w0"] + 1) % PARTITIONS
+        cluster.write(source, [text("w0", "a", 2, elsewhere)])
+        wait_until(lambda: streams.error is not None, 60, "the instance to end")
+        error = streams.error
+    assert isinstance(error, RecordError)
+    assert (error.topic, error.partition, error.node) == (source, elsewhere, keyed.node)
+    assert "w0" in str(error)
+    assert sum(int(one.value or b"0") == 2 for one in cluster.read(out)) == len(PEOPLE)
