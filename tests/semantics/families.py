@@ -40,6 +40,7 @@ STATELESS = Family(
                 '.default_branch(name="rest")["rest"]'
             ),
             'stream.repartition(name="again")',
+            'stream.select_key(F.col("key")).assume_partitioned()',
             'stream.to_table(store="latest")',
         )
     },
