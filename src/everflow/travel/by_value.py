@@ -361,19 +361,22 @@ def _from_its_file(module: ProgramModule) -> ModuleType:
 
 class _Loading(threading.local):
     modules: dict[str, ModuleType] | None = None
+    made: set[str] | None = None
 
 
 _loading = _Loading()
 
 
 @contextmanager
-def loading_into(modules: dict[str, ModuleType]) -> Iterator[None]:
-    """While the block unpickles, the program's modules are here instead of in ``sys.modules``."""
-    before, _loading.modules = _loading.modules, modules
+def loading_into(modules: dict[str, ModuleType], made: set[str] | None = None) -> Iterator[None]:
+    """While the block unpickles, the program's modules are here instead of in ``sys.modules``; the
+    names of those that are made are added to ``made``."""
+    before = _loading.modules, _loading.made
+    _loading.modules, _loading.made = modules, made
     try:
         yield
     finally:
-        _loading.modules = before
+        _loading.modules, _loading.made = before
 
 
 def _make_module(name: str, facts: dict[str, Any], parent: ModuleType | None) -> ModuleType:
@@ -382,6 +385,8 @@ def _make_module(name: str, facts: dict[str, Any], parent: ModuleType | None) ->
     module = modules.get(name)
     if not isinstance(module, ProgramModule):
         module = modules[name] = ProgramModule(name)
+        if _loading.made is not None:
+            _loading.made.add(name)
         vars(module).update(facts)
         if isinstance(parent, ProgramModule):
             setattr(parent, name.rpartition(".")[2], module)

@@ -17,13 +17,41 @@ from typing import Any
 
 from everflow.errors import FatalError
 from everflow.travel.by_value import loading_into
-from everflow.travel.own_code import is_own
+from everflow.travel.own_code import MAIN, is_own
 from everflow.travel.refusals import PortablePickler
 
 _KEPT = 4
 _opened: dict[str, tuple[Any, dict[str, ModuleType]]] = {}
 _current: list[str] = []
+_made: set[str] = set()
+"""Names of the program's modules that were made here, by whatever name a library has too."""
+_libraries: frozenset[str] = frozenset()
+_last_library = ""
 _workers_main = sys.modules["__main__"]
+
+
+def no_program_yet() -> None:
+    """What is imported by now is not the program's. In a process that is about to be forked: to
+    look at an object counts a reference to it, so a fork that looks at all modules and what is in
+    them copies 35 MiB."""
+    global _libraries, _last_library
+    _libraries = frozenset(sys.modules) - MAIN
+    _last_library = next(reversed(sys.modules))
+
+
+def _perhaps_own() -> dict[str, ModuleType]:
+    """The modules that may be the program's, by name."""
+    later: list[str] = []
+    for name in reversed(sys.modules):
+        if name == _last_library:
+            break
+        later.append(name)
+    names = [name for name in later if name not in _libraries]
+    return {
+        name: module
+        for name in [*names, *_made, *MAIN]
+        if isinstance(module := sys.modules.get(name), ModuleType)
+    }
 
 
 @dataclass(frozen=True)
@@ -63,16 +91,16 @@ class PickledObjects:
         return content
 
     def _loaded(self) -> tuple[Any, dict[str, ModuleType]]:
-        before = dict(sys.modules)
+        before = _perhaps_own()
         try:
-            with loading_into(sys.modules):
+            with loading_into(sys.modules, _made):
                 content = pickle.loads(self.data)
         except Exception as error:
             _forget_programs()
             raise FatalError(_failed(error), code="EF-PROGRAM-IN-WORKER") from error
         return content, {
             name: module
-            for name, module in sys.modules.items()
+            for name, module in _perhaps_own().items()
             if before.get(name) is not module and is_own(module)
         }
 
@@ -81,11 +109,7 @@ def _forget_programs() -> None:
     """Modules of other programs, or of this one before, go: each object brings its own."""
     _current.clear()
     # All are known before the first goes: a package without __init__ asks its parent for its place.
-    for name in [
-        name
-        for name, module in list(sys.modules.items())
-        if isinstance(module, ModuleType) and is_own(module)
-    ]:
+    for name in [name for name, module in _perhaps_own().items() if is_own(module)]:
         del sys.modules[name]
     sys.modules["__main__"] = _workers_main
 

@@ -16,6 +16,8 @@ from everflow.travel.pickled_objects import PickledObjects
 
 _WORKER = """
 import base64, pickle, sys, traceback
+from everflow.travel.pickled_objects import no_program_yet
+no_program_yet()  # as the workers' daemon does
 for line in sys.stdin:
     parcel, place, arguments = pickle.loads(base64.b64decode(line))
     try:

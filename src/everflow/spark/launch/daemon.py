@@ -222,7 +222,10 @@ def main() -> None:
         importlib.import_module(name)
     from pyspark.daemon import manager
 
+    from everflow.travel.pickled_objects import no_program_yet
+
     keep_for_good()
+    no_program_yet()
     if ahead and not awaited(socket.socket(fileno=int(sys.argv[2])), AHEAD_S):
         return
     sys.stderr.flush()
