@@ -22,7 +22,7 @@ import numpy.typing as npt
 from confluent_kafka.admin import AdminClient
 
 from bench.load.latency_schedule import Phase, schedule, write_schedule
-from bench.memory import ProcessorUse, tree_memory_mib
+from bench.memory import ProcessorUse, memory_parts_mib, tree_memory_mib
 from bench.programs.left import Leftovers
 from bench.results import Measurement
 from bench.systems import ROOT, Job, Launcher, RunningSystem, turns
@@ -170,11 +170,13 @@ class Live:
 @dataclass(frozen=True)
 class LiveUse:
     """What the system used: its processor time, s from the start of the process to RUNNING, and MiB
-    once all was committed. `given_up_ns` (monotonic): when the bench no longer waited for that."""
+    once all was committed, and by kind of process. `given_up_ns` (monotonic): when the bench no
+    longer waited for that."""
 
     processor: ProcessorUse
     start_s: float
     memory_mib: float
+    memory_parts_mib: Mapping[str, float]
     given_up_ns: int | None
 
 
@@ -193,12 +195,13 @@ def run_live(live: Live, admin: AdminClient, system: str, launcher: Launcher) ->
                 given_up_ns = _send_and_probe(live, process)
                 # Not while a latency is measured: reading its pages holds a large process up.
                 memory_mib = tree_memory_mib(process.pid)
+                parts_mib = memory_parts_mib(process.pid)
             finally:
                 processor.stop()
         delete_topics(admin, job.application_id)
     finally:
         shutil.rmtree(job.state_dir, ignore_errors=True)
-    return LiveUse(processor, running_at - process.started_at, memory_mib, given_up_ns)
+    return LiveUse(processor, running_at - process.started_at, memory_mib, parts_mib, given_up_ns)
 
 
 def processor_shares(

@@ -54,6 +54,15 @@ def memory_group(limit_bytes: int) -> Iterator[Path]:
         yield group
 
 
+def killed_for_memory(group: Path) -> int:
+    """Processes of a memory cgroup (version 2 or 1) that the kernel ended: there was no room."""
+    for name in ("memory.events", "memory.oom_control"):
+        if (group / name).is_file():
+            facts = dict(line.split() for line in (group / name).read_text().splitlines())
+            return int(facts.get("oom_kill", 0))
+    return 0
+
+
 @contextlib.contextmanager
 def held_to(cores: float) -> Iterator[Hold]:
     """A processor quota of so many cores, in a cgroup that is removed at the end; where none can be

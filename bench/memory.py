@@ -29,6 +29,23 @@ def tree_memory_mib(pid: int) -> float:
     return sum(process_memory_bytes(process) for process in process_tree(pid)) / 2**20
 
 
+def memory_parts_mib(pid: int) -> dict[str, float]:
+    """MiB as `tree_memory_mib`, by kind of process: ``jvm``; ``driver``, the process that was
+    started, where that is no JVM; ``workers``, all others; and of all of them what no file backs
+    (``private``)."""
+    parts: dict[str, float] = {}
+    for process in process_tree(pid):
+        try:
+            is_java = Path(process.exe()).name == "java"
+        except psutil.Error:
+            continue
+        kind = "jvm" if is_java else "driver" if process.pid == pid else "workers"
+        own = process_memory_bytes(process, own=True) / 2**20
+        parts[kind] = parts.get(kind, 0.0) + process_memory_bytes(process) / 2**20
+        parts["private"] = parts.get("private", 0.0) + own
+    return parts
+
+
 def process_tree(pid: int) -> list[psutil.Process]:
     """The process and all its living descendants; empty if it has ended."""
     try:

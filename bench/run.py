@@ -357,6 +357,11 @@ def _add_backlog(parser: argparse.ArgumentParser) -> None:
     only_backlog.add_argument(
         "--memory", type=_positive, help="max.memory.bytes (default: as it is left out)"
     )
+    only_backlog.add_argument(
+        "--container",
+        type=_positive,
+        help="hold the instance to so many bytes by a cgroup (takes root)",
+    )
 
 
 def _add_programs(parser: argparse.ArgumentParser) -> None:
@@ -676,6 +681,7 @@ def _by_itself(
             record_bytes=options.record_bytes,
             keys=options.keys,
             memory=options.memory,
+            container=options.container,
             timeout_s=options.timeout,
             **common,
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from bench.backlog.peaks import MIB, Bounds, ProcessPeaks
 from bench.backlog.program import rows
+from bench.limits import killed_for_memory, limited, memory_group
 from bench.results import Measurement
 from bench.systems import BACKLOG, EVERFLOW, Job, RunningSystem, everflow_launch
 from bench.throughput import Timing, time_run
@@ -43,7 +44,7 @@ class TooMuchMemoryError(RuntimeError):
 @dataclass(frozen=True)
 class BacklogPlan:
     """``size``: bytes of the backlog of each case; ``memory``: ``max.memory.bytes``, None: as it is
-    left out."""
+    left out; ``container``: bytes of a cgroup that holds the instance, None: nothing does."""
 
     guarantees: Sequence[str] = ("exactly_once_v2",)
     size: int = 2_000_000_000
@@ -51,6 +52,7 @@ class BacklogPlan:
     keys: int = 100_000
     threads: int = 2
     memory: int | None = None
+    container: int | None = None
     timeout_s: float = 1_200.0
 
     @property
@@ -120,12 +122,21 @@ def _drained(plan: BacklogPlan, job: Job, folder: Path) -> tuple[Timing, Mapping
     progress = GroupProgress(job.bootstrap_servers, job.application_id, job.input_topic, ends)
     log = folder / f"{job.application_id}.log"
     launch = everflow_launch(job)
-    with closing(progress), RunningSystem(EVERFLOW, launch, log) as process:
+    with closing(progress), ExitStack() as stack:
+        group = None
+        if plan.container is not None:
+            group = stack.enter_context(memory_group(plan.container))
+            launch = limited(launch, group)
+        process = stack.enter_context(RunningSystem(EVERFLOW, launch, log))
         peaks = ProcessPeaks(process.pid)
         try:
             timing = time_run(process, progress, plan.timeout_s)
         finally:
             peaks.stop()
+        if group is not None and (killed := killed_for_memory(group)):
+            raise TooMuchMemoryError(
+                f"{killed} processes were ended by the kernel in {plan.container / MIB:,.0f} MiB"
+            )
     return timing, peaks.largest()
 
 

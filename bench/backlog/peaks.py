@@ -10,7 +10,7 @@ import psutil
 
 from bench.memory import process_memory_bytes
 from bench.memory_growth import kind_of
-from everflow.memory import DRIVER_BYTES, FOLLOWING_BYTES, JVM_BYTES, MemoryBudget
+from everflow.memory import DRIVER_BYTES, FOLLOWING_BYTES, MemoryBudget
 
 SAMPLE_S = 0.05
 MIB = 1 << 20
@@ -25,10 +25,10 @@ class Bounds:
 
     def of(self, kind: str) -> int:
         """Of one process; ``instance``: of all."""
-        restoring = self.budget.beside_workers - JVM_BYTES - DRIVER_BYTES - FOLLOWING_BYTES
+        restoring = self.budget.beside_workers - self.budget.jvm - DRIVER_BYTES - FOLLOWING_BYTES
         return {
             "driver": DRIVER_BYTES + FOLLOWING_BYTES + restoring,
-            "jvm": JVM_BYTES,
+            "jvm": self.budget.jvm,
             "workers": self.budget.worker(self.threads).total,
             "instance": self.budget.total,
         }[kind]

@@ -264,6 +264,7 @@ def _figures(
         ("latency_p99", "ms", float(p99)),
         *((name, "cores", share) for name, share in cores.items()),
         ("memory", "MiB", use.memory_mib),
+        *((f"memory_{kind}", "MiB", mib) for kind, mib in use.memory_parts_mib.items()),
         ("start", "s", use.start_s),
         ("sent", "records/s", sent_per_s),
     ]

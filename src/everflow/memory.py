@@ -19,21 +19,25 @@ from typing import NamedTuple
 MIB = 1 << 20
 
 JVM_BYTES = 896 * MIB
-"""Spark's JVM: of its heap (1 GiB at the most) what a backlog makes it take, its classes and
-compiled code."""
-DRIVER_BYTES = 256 * MIB
+"""Spark's JVM at the most: what a backlog makes it take of its heap, its classes and compiled
+code."""
+JVM_BESIDE_HEAP_BYTES = 224 * MIB
+"""What a JVM takes that is no heap, with SQL loaded and without a class archive."""
+LEAST_HEAP_BYTES, MOST_HEAP_BYTES = 192 * MIB, 1024 * MIB
+_HEAP_FROM, _HEAP_SHARE = 640 * MIB, 2
+"""Of what a budget has beyond the first number, the heap has one of so many parts."""
+DRIVER_BYTES = 176 * MIB
 """The process that the program runs in, without what it restores."""
-WORKER_BYTES = 192 * MIB
+WORKER_BYTES = 96 * MIB
 """A stream thread's worker before it has read anything, as far as everflow goes: what the
 program's own modules add is measured."""
-BATCH_BYTES = 576 * MIB
+BATCH_BYTES = 384 * MIB
 """The most that a worker takes beyond that by default."""
 LEAST_BATCH_BYTES = 64 * MIB
 """Below it a thread could read a few large records at a time only."""
 FOLLOWING_BYTES = 72 * MIB
 """Readers of standbys, of warm-ups and of global tables: a queue and two fetches each
 (`CopyFollower`)."""
-_TAKEN_ANYWAY = JVM_BYTES + DRIVER_BYTES + FOLLOWING_BYTES
 RESTORES = 4
 """Stores that are restored at the same time at the most."""
 _FETCHES_IN_MEMORY = 6
@@ -56,16 +60,30 @@ class MemoryBudget:
     total: int
 
     @property
+    def heap(self) -> int:
+        """Bytes of the heap of the JVM that everflow starts (``-Xmx``)."""
+        return _within(LEAST_HEAP_BYTES, (self.total - _HEAP_FROM) // _HEAP_SHARE, MOST_HEAP_BYTES)
+
+    @property
+    def jvm(self) -> int:
+        """Bytes of that JVM, all in all."""
+        return min(JVM_BYTES, self.heap + JVM_BESIDE_HEAP_BYTES)
+
+    @property
     def restore_fetch(self) -> int:
         """Bytes that a restore fetches and loads at once."""
-        spare = self.total - _TAKEN_ANYWAY
+        spare = self.total - self._taken_anyway
         return _within(
             _LEAST_FETCH, spare // (_RESTORING_SHARE * RESTORES * _FETCHES_IN_MEMORY), _MOST_FETCH
         )
 
     @property
     def beside_workers(self) -> int:
-        return _TAKEN_ANYWAY + RESTORES * _FETCHES_IN_MEMORY * self.restore_fetch
+        return self._taken_anyway + RESTORES * _FETCHES_IN_MEMORY * self.restore_fetch
+
+    @property
+    def _taken_anyway(self) -> int:
+        return self.jvm + DRIVER_BYTES + FOLLOWING_BYTES
 
     def worker(self, threads: int) -> WorkerMemory:
         share = (self.total - self.beside_workers) // max(1, threads)
@@ -102,16 +120,40 @@ class WorkerMemory:
         return self.batch_bytes(WORKER_BYTES)
 
 
+def budget_of(total: object, threads: object) -> MemoryBudget:
+    """By settings that nobody has checked yet; ``None``, and what is no number, as left out."""
+    found: list[int | None] = []
+    for one in (total, threads):
+        try:
+            found.append(None if one is None else int(str(one)))
+        except ValueError:
+            found.append(None)
+    given, count = found
+    usual = usual_budget(max(1, count or os.cpu_count() or 1), machine_memory())
+    return MemoryBudget(usual if given is None else given)
+
+
 def least_budget(threads: int) -> int:
     """Less is no budget for so many stream threads."""
     workers = threads * (WORKER_BYTES + LEAST_BATCH_BYTES)
-    return _TAKEN_ANYWAY - (-workers * _RESTORING_SHARE // (_RESTORING_SHARE - 1))
+    others = (
+        DRIVER_BYTES + FOLLOWING_BYTES - (-workers * _RESTORING_SHARE // (_RESTORING_SHARE - 1))
+    )
+    with_least_heap = others + LEAST_HEAP_BYTES + JVM_BESIDE_HEAP_BYTES
+    with_its_share = _HEAP_SHARE * (others + JVM_BESIDE_HEAP_BYTES) - _HEAP_FROM
+    return min(max(with_least_heap, with_its_share), others + JVM_BYTES)
 
 
 def usual_budget(threads: int, machine: int | None) -> int:
     """The default. ``machine``: bytes for this process and all others; None: not known."""
     restores = RESTORES * _FETCHES_IN_MEMORY * _MOST_FETCH
-    wanted = _TAKEN_ANYWAY + restores + threads * (WORKER_BYTES + BATCH_BYTES)
+    wanted = (
+        JVM_BYTES
+        + DRIVER_BYTES
+        + FOLLOWING_BYTES
+        + restores
+        + threads * (WORKER_BYTES + BATCH_BYTES)
+    )
     part, parts = _OF_MACHINE
     there = wanted if machine is None else machine * part // parts
     return max(least_budget(threads), min(wanted, there))

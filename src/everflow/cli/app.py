@@ -6,6 +6,7 @@ Exit codes: docs/STOPPING.md.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from contextlib import ExitStack
@@ -59,6 +60,20 @@ Threads = Annotated[
 ]
 
 
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def bytes_of(text: str) -> int:
+    """``1500m`` -> bytes. ConfigError for what is no such size."""
+    found = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
+    if found is None:
+        raise ConfigError(
+            f"--memory {text!r}: write it as 1g, 1500m or a number of bytes", code="EF-USAGE"
+        )
+    number, unit = found.groups()
+    return int(number) * _UNITS[unit]
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(__version__)
@@ -90,6 +105,13 @@ def run(
     settings: ProgramSettings,
     guarantee: Annotated[Guarantee | None, "processing.guarantee."] = None,
     threads: Threads = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="max.memory.bytes, as 1g, 1500m or a number of bytes: the memory of all processes "
+            "of the instance together."
+        ),
+    ] = None,
     create_new_topics: Annotated[
         bool | None,
         typer.Option(
@@ -117,17 +139,20 @@ def run(
 
     The program is read once, at the start. A change of its file takes effect at the next start.
     """
-    from everflow.spark.session import launch_ahead
-
-    launch_ahead()  # Spark's JVM starts beside the imports, which take a second
-    from everflow.cli.run import run_program
+    from everflow.memory import budget_of
+    from everflow.spark.session import launch_ahead, plan_heap
 
     options = {
         "processing.guarantee": guarantee.value if guarantee else None,
         "num.stream.threads": threads,
+        "max.memory.bytes": None if memory is None else bytes_of(memory),
         "create.new.topics": create_new_topics,
     }
     with settings.merged(context, **options) as merged:
+        plan_heap(budget_of(merged.get("max.memory.bytes"), merged.get("num.stream.threads")).heap)
+        launch_ahead()  # Spark's JVM starts beside the imports, which take a second
+        from everflow.cli.run import run_program
+
         return run_program(
             target, merged, console=Console(), debug=debug, leave_group=leave, failed=more.append
         )

@@ -180,6 +180,7 @@ OPTIONS = {
     "bootstrap.servers": "--bootstrap-servers",
     "processing.guarantee": "--guarantee",
     "num.stream.threads": "--threads",
+    "max.memory.bytes": "--memory",
     "state.dir": "--state-dir",
     "create.new.topics": "--create-new-topics",
 }

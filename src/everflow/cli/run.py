@@ -31,7 +31,7 @@ from everflow.logs import lines_to, time_of_day
 from everflow.membership.own_assignor import check_assignor
 from everflow.retry import shown_by, shown_elsewhere
 from everflow.spark.job import launch_daemon_ahead, workers_ahead
-from everflow.spark.session import get_context
+from everflow.spark.session import get_context, plan_heap
 from everflow.state.disk import require_usable
 from everflow.stop_signals import EXIT_BASE
 
@@ -67,6 +67,7 @@ def run_program(
     what stopped the instance.
     """
     config = StreamsConfig(**settings)
+    plan_heap(config.memory.heap)
     # `start` checks both too, but only behind the seconds that Spark takes.
     check_clients(config)
     put_current_folder_on_path()  # an assignor may lie beside the program

@@ -578,8 +578,9 @@ class KafkaStreams(InteractiveQueries, Telling):
     def _launch_spark_ahead(self) -> None:
         from everflow.spark.job import discard_daemon, launch_daemon_ahead
         from everflow.spark.launch import jvm_launch
-        from everflow.spark.session import launch_ahead
+        from everflow.spark.session import launch_ahead, plan_heap
 
+        plan_heap(self.config.memory.heap)
         # For a start that fails before Spark's.
         self._life.opened.callback(jvm_launch.discard)
         self._life.opened.callback(discard_daemon)

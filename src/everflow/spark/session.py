@@ -27,7 +27,7 @@ from pyspark.sql.utils import is_remote
 from everflow import logs
 from everflow.errors import SetupError
 from everflow.jvm import find_java, start_options
-from everflow.memory import share_one_area
+from everflow.memory import MIB, MOST_HEAP_BYTES, share_one_area
 from everflow.retry import waiting
 from everflow.sockets import socket_folder_of_process
 from everflow.spark.launch import jvm_launch
@@ -345,6 +345,7 @@ _SQL_MAY_DIFFER = ("spark.sql.", "spark.jars", "spark.plugins", "spark.driver.ex
 _socket_folder = cache(socket_folder_of_process)
 _lock = threading.RLock()
 _own: tuple[SparkContext, SparkSession] | None = None
+_heap = MOST_HEAP_BYTES
 _plain: SparkContext | None = None
 """The last one that everflow has started, where nothing but everflow has a say in its SQL."""
 
@@ -436,6 +437,13 @@ def _borrowed(port: int, secret: str) -> SparkContext:
         jsc = gateway.jvm.JavaSparkContext.fromSparkContext(running)
         conf = SparkConf(_jvm=gateway.jvm, _jconf=jsc.getConf())
         return _ready(SparkContext(conf=conf, gateway=gateway, jsc=jsc))
+
+
+def plan_heap(size: int) -> None:
+    """Let Spark's JVM have a heap of so many bytes at the most, where it is not launched yet and
+    nobody sets another."""
+    global _heap
+    _heap = size
 
 
 def launch_ahead() -> None:
@@ -563,7 +571,7 @@ def interrupt_kept() -> Iterator[None]:
 def context_settings(socket_folder: str) -> dict[str, str]:
     """Each line was measured or broke something without it (design section 7)."""
     return {
-        "spark.driver.memory": "1g",
+        "spark.driver.memory": f"{_heap // MIB}m",
         "spark.driver.host": "localhost",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": shlex.join([*JAVA_OPTIONS, *start_options("spark")]),

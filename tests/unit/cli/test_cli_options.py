@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from everflow import __version__, autoscale
 from everflow.cli import run as run_module
-from everflow.cli.app import app
+from everflow.cli.app import app, bytes_of
 from everflow.cli.commands import assignments, merged_settings, named_as_typed, renamed
 from everflow.cli.topics import parse_topics, topic_lines, topic_rows
 from everflow.console.status import StatusLine
@@ -79,6 +79,8 @@ def test_what_is_missing_is_named_as_it_is_typed_all_at_once() -> None:
         ([*GIVEN, "--set", "num.stream.threads=many"], "num.stream.threads"),
         ([*GIVEN, "--set", "sesion.timeout.ms=1"], "did you mean session.timeout.ms"),
         ([*GIVEN, "--set", "x"], "--set 'x': write it"),
+        ([*GIVEN, "--memory", "much"], "--memory 'much'"),
+        ([*GIVEN, "--memory", "100m"], "--memory (104,857,600)"),
     ],
 )
 def test_a_wrong_setting_is_named_as_it_was_given(arguments: list[str], says: str) -> None:
@@ -86,6 +88,14 @@ def test_a_wrong_setting_is_named_as_it_was_given(arguments: list[str], says: st
     assert done.exit_code != 0
     assert says in done.output
     assert "starting Spark" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1g", 1 << 30), ("1500M", 1500 << 20), ("2gb", 2 << 30), ("7k", 7 << 10), ("4096", 4096)],
+)
+def test_memory_is_given_in_units(text: str, size: int) -> None:
+    assert bytes_of(text) == size
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from everflow.memory import (
     SpareMemory,
     Taken,
     WorkerMemory,
+    budget_of,
     least_budget,
     machine_memory,
     trim_of_libc,
@@ -51,6 +52,12 @@ def test_what_all_get_is_no_more_than_there_is(count: int, machine: int | None) 
 
 
 @given(threads, sizes)
+def test_the_least_budget_is_divided_like_any_other(count: int, more: int) -> None:
+    budget = MemoryBudget(least_budget(count) + more)
+    assert budget.beside_workers + count * budget.worker(count).total <= budget.total
+
+
+@given(threads, sizes)
 def test_a_budget_is_within_the_machine_or_the_least_there_can_be(count: int, machine: int) -> None:
     found = usual_budget(count, machine)
     assert found == least_budget(count) or found <= machine * 3 // 4
@@ -60,6 +67,8 @@ def test_a_budget_is_within_the_machine_or_the_least_there_can_be(count: int, ma
 def test_more_memory_is_never_less_for_anybody(count: int, total: int) -> None:
     less, more = MemoryBudget(total), MemoryBudget(2 * total)
     assert less.restore_fetch <= more.restore_fetch
+    assert less.heap <= more.heap
+    assert less.jvm <= more.jvm
     assert less.worker(count).total <= more.worker(count).total
     assert less.worker(count + 1).total <= less.worker(count).total
     assert less.worker(count).ahead <= more.worker(count).ahead
@@ -245,12 +254,23 @@ def test_left_out_the_budget_is_that_of_the_threads_and_the_machine() -> None:
     config = streams_config(num_stream_threads=3)
     assert config.max_memory_bytes == usual_budget(3, machine_memory())
     assert usual_budget(2, 64 * GIB) == usual_budget(2, None)
-    assert usual_budget(2, 3 * GIB) == 3 * GIB * 3 // 4
+    assert usual_budget(2, 2 * GIB) == 2 * GIB * 3 // 4
 
 
 def test_a_budget_that_is_too_small_for_the_threads_is_refused_with_the_least() -> None:
     with pytest.raises(ConfigError, match=f"{least_budget(2):,} at least"):
-        streams_config(num_stream_threads=2, max_memory_bytes=GIB)
+        streams_config(num_stream_threads=2, max_memory_bytes=least_budget(2) - 1)
+
+
+def test_two_threads_fit_into_a_container_of_a_gibibyte() -> None:
+    assert streams_config(num_stream_threads=2, max_memory_bytes=GIB).memory.heap == 192 * MIB
+    assert usual_budget(2, GIB) <= GIB
+
+
+def test_spark_s_heap_is_that_of_the_settings_before_they_are_checked() -> None:
+    assert budget_of("1073741824", "2") == MemoryBudget(GIB)
+    usual = MemoryBudget(usual_budget(2, machine_memory()))
+    assert budget_of(None, 2) == budget_of("much", "2") == usual
 
 
 GLIBC = trim_of_libc() is not None and Path("/proc/self/status").exists()
