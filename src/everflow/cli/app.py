@@ -19,7 +19,16 @@ import typer
 from rich.console import Console
 
 from everflow import __version__
-from everflow.cli import check, connect, dlq_commands, migrate, new_project, state, topics, watch
+from everflow.cli import (
+    check,
+    connect_commands,
+    dlq_commands,
+    migrate,
+    new_project,
+    state,
+    topics,
+    watch,
+)
 from everflow.cli.commands import (
     EXIT_FAILED,
     Form,
@@ -40,7 +49,7 @@ from everflow.stop_signals import owned
 
 __all__ = ["app"]
 
-_ADDED = (check, connect, dlq_commands, migrate, new_project, state, topics, watch)
+_ADDED = (check, connect_commands, dlq_commands, migrate, new_project, state, topics, watch)
 """Modules that added their commands when they were imported."""
 
 

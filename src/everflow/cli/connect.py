@@ -1,5 +1,5 @@
-"""``everflow connect``: lists, pauses, resumes and restarts connectors (note 074). It reads and
-writes the application's connector topic; no instance is asked by itself."""
+"""What ``everflow connect`` does (note 074). It reads and writes the application's connector topic;
+no instance is asked by itself."""
 
 from __future__ import annotations
 
@@ -8,21 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from everflow.cli.commands import (
-    EXIT_FAILED,
-    Cluster,
-    Form,
-    Output,
-    command,
-    require_not_gone,
-    show,
-    table,
-)
+from everflow.cli.commands import require_not_gone, table
+from everflow.cli.connect_commands import Action
 from everflow.clock import instant
 from everflow.errors import ConfigError, FatalError
 from everflow.kafka.admin import ClusterAdmin
@@ -62,74 +51,7 @@ _WORST = (FAILED, UNASSIGNED, RESTARTING, RESTORING, RESUMING, PAUSED, RUNNING)
 _WIDTH = 120
 
 
-class Action(str, Enum):
-    list = "list"
-    status = "status"
-    pause = "pause"
-    resume = "resume"
-    restart = "restart"
-
-
-@command()
-def connect(
-    application_id: Annotated[
-        str, typer.Argument(metavar="APPLICATION_ID", help="application.id: the group.")
-    ],
-    action: Annotated[Action, typer.Argument(metavar="ACTION", help="What to do.")],
-    connector: Annotated[
-        str | None, typer.Argument(metavar="[CONNECTOR]", help="Its name in the program.")
-    ] = None,
-    *,
-    cluster: Cluster,
-    task: Annotated[
-        int | None, typer.Option(min=0, help="With restart: the task of this partition alone.")
-    ] = None,
-    only_failed: Annotated[bool, "With restart: tasks that fail, or rest after failures."] = False,
-    timeout: Annotated[
-        float, typer.Option(min=0.0, help="Seconds to wait until all tasks have done it.")
-    ] = 60.0,
-    output: Form = Output.text,
-) -> int:
-    """List the sinks outside Kafka of an application (list), or their tasks (status), with state,
-    lag and last error; or pause, resume or restart one. A pause lasts until resume, also over
-    restarts of all instances. Exit code 1 if a task fails or runs nowhere, or has not done it in
-    time."""
-    changes = action in (Action.pause, Action.resume, Action.restart)
-    if changes and connector is None:
-        raise ConfigError(f"everflow connect ... {action.value} CONNECTOR: name one of them.")
-    if action is not Action.restart and (task is not None or only_failed):
-        raise ConfigError("--task and --only-failed go with restart.")
-    with (
-        cluster.connected() as (config, admin, status),
-        _desk(config, admin, application_id) as desk,
-    ):
-        desk.refresh()
-        names = desk.chosen(connector)
-        if not changes or connector is None:
-            with status.waiting("waiting for the instances' reports", after_s=1.0):
-                desk.await_reports(names, time.monotonic() + REPORT_S)
-            rows = desk.rows(names)
-            lines = status_table(rows) if action is Action.status else list_table(rows)
-            show(output, rows, lines)
-            return EXIT_FAILED if any(is_bad(row) for row in rows) else 0
-        facts = desk.book.facts[connector]
-        if task is not None and not any(one.partition == task for one in facts.all_tasks):
-            raise ConfigError(
-                f"--task {task}: connector {connector} of {application_id} has the tasks "
-                f"{some(facts.all_tasks, 12)}."
-            )
-        wanted = Restart(connector=connector, task=task, only_failed=only_failed)
-        desk.write(_record(action, wanted))
-        with status.waiting(f"waiting until the tasks of {connector} have done it", after_s=1.0):
-            late = desk.await_done(connector, action, time.monotonic() + timeout)
-        rows = desk.rows([connector])
-        lines = [*said(action, connector, facts, late, bool(desk.members)), *status_table(rows)]
-        show(output, [{**row, "late": list(map(str, late))} for row in rows], lines)
-        undone = action is Action.restart and not desk.members
-        return EXIT_FAILED if late or undone else 0
-
-
-def _record(action: Action, wanted: Restart) -> Record:
+def record_of(action: Action, wanted: Restart) -> Record:
     if action is Action.pause:
         return pause_record(wanted.connector, int(time.time() * 1000))
     return resume_record(wanted.connector) if action is Action.resume else restart_record(wanted)
@@ -272,7 +194,7 @@ class Desk:
 
 
 @contextmanager
-def _desk(config: StreamsConfig, admin: ClusterAdmin, application_id: str) -> Iterator[Desk]:
+def desk_of(config: StreamsConfig, admin: ClusterAdmin, application_id: str) -> Iterator[Desk]:
     """FatalError: the application has no connector topic. ApplicationMigratedError."""
     from everflow.kafka.reading.log_reader import WrittenRecords
     from everflow.kafka.writing.record_writer import RecordWriter

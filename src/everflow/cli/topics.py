@@ -26,7 +26,6 @@ from everflow.cli.commands import (
 )
 from everflow.errors import ConfigError, EverflowError, FatalError
 from everflow.logs import counted
-from everflow.records import TopicPartition, names_a_topic
 from everflow.user_program import printable
 
 if TYPE_CHECKING:
@@ -161,6 +160,8 @@ def kind(name: str) -> str:
 
 
 def _records(admin: ClusterAdmin, topics: Mapping[str, TopicShape]) -> dict[str, int]:
+    from everflow.records import TopicPartition
+
     partitions = [
         TopicPartition(name, n) for name, shape in topics.items() for n in range(shape.partitions)
     ]
@@ -190,6 +191,8 @@ def parse_topics(
 ) -> dict[str, int]:
     """Partitions by topic, in the order given. ``partitions``: of an argument that names none;
     without it each must. ConfigError names the argument behind ``option``: wrong or twice."""
+    from everflow.records import names_a_topic
+
     topics: dict[str, int] = {}
     for argument in arguments:
         name, separator, count = argument.rpartition(":")

@@ -34,15 +34,14 @@ from everflow.cli.commands import (
     show,
     table,
 )
-from everflow.client.direct import BrokenAnswerError, RefusedError, asked, no_answer
 from everflow.errors import ConfigError, EverflowError, FatalError, RetriableError
 from everflow.fleet.decision import require_not_own
 from everflow.logs import counted, time_of_day
-from everflow.observe.page.view import brokers_away, duration
 from everflow.retry import shown_by
 from everflow.stop_signals import owned
 
 if TYPE_CHECKING:
+    from everflow.client.direct import RefusedError
     from everflow.config import StreamsConfig
     from everflow.fleet.command import Fleet
     from everflow.kafka.admin import ClusterAdmin
@@ -259,6 +258,8 @@ def _no_address(address: str, why: str) -> ConfigError:
 
 
 def nobody_at(url: str, error: OSError) -> RetriableError:
+    from everflow.client.direct import no_answer
+
     if isinstance(error, TimeoutError):
         return RetriableError(
             f"no instance answered at {url} in time. Its process stands still or hangs, its host "
@@ -273,6 +274,8 @@ def nobody_at(url: str, error: OSError) -> RetriableError:
 def status_at(address: str) -> dict[str, Any]:
     """The JSON of an instance. RetriableError: none answers; ConfigError: no address, or not where
     an instance is watched."""
+    from everflow.client.direct import BrokenAnswerError, RefusedError, asked
+
     url = url_of(address)
     try:
         found = json.loads(asked(f"{url}/status", ANSWER_S))
@@ -333,6 +336,8 @@ def is_well(status: Mapping[str, Any]) -> bool:
 
 
 def _brokers_away(status: Mapping[str, Any]) -> str:
+    from everflow.observe.page.view import brokers_away
+
     said = brokers_away(status.get("silent_s", 0.0))
     return said[:1].lower() + said[1:]
 
@@ -449,6 +454,8 @@ def drained(
     RetriableError: none answers, or it takes longer; FatalError: it ends with an error;
     ConfigError: it refuses.
     """
+    from everflow.observe.page.view import duration
+
     url = url_of(address)
     _tell(url, address)
     began, left = time.monotonic(), 0
@@ -480,6 +487,8 @@ def _active(status: Mapping[str, Any]) -> int:
 
 
 def _tell(url: str, address: str) -> None:
+    from everflow.client.direct import RefusedError, asked, no_answer
+
     try:
         asked(f"{url}/drain", ANSWER_S, post=b"")
     except RefusedError as error:
@@ -497,6 +506,8 @@ def _tell(url: str, address: str) -> None:
 
 def _status(url: str, left_s: float) -> dict[str, Any] | None:
     """The instance's status; empty while it is too busy to answer, None if it has ended."""
+    from everflow.client.direct import RefusedError, asked
+
     try:
         return dict(json.loads(asked(f"{url}/status", max(0.1, min(ANSWER_S, left_s)))))
     except RefusedError:
@@ -546,6 +557,8 @@ def write_rack(
 
 
 def _read(path: str, environment: Mapping[str, str], account: Path) -> Any:
+    from everflow.client.direct import RefusedError, asked
+
     try:
         host, port = environment["KUBERNETES_SERVICE_HOST"], environment["KUBERNETES_SERVICE_PORT"]
         token = (account / "token").read_text().strip()
@@ -682,6 +695,8 @@ def planned(
 def asked_of(address: str, instances: int | None, most: int | None) -> dict[str, Any]:
     """A fleet's status, after it was resized if ``instances`` is given. RetriableError: no answer;
     ConfigError: it refuses."""
+    from everflow.client.direct import RefusedError, asked
+
     if instances is None and most is not None:
         raise ConfigError("--max needs --instances")
     sizes = None if instances is None else {"instances": instances, "max": most}

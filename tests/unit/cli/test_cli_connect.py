@@ -11,7 +11,6 @@ from everflow.cli.commands import require_not_gone
 from everflow.cli.connect import (
     PAUSING,
     RESUMING,
-    Action,
     Desk,
     is_bad,
     list_table,
@@ -19,6 +18,7 @@ from everflow.cli.connect import (
     state_of,
     status_table,
 )
+from everflow.cli.connect_commands import Action
 from everflow.errors import ApplicationMigratedError, ConfigError
 from everflow.kafka.admin import ClusterAdmin, TopicShape
 from everflow.kafka.reading.log_reader import RawWritten, WrittenRecords

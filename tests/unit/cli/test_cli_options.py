@@ -3,6 +3,7 @@
 import io
 import logging
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ from everflow.instance.client_state import ClientState
 from everflow.kafka.admin import TopicShape
 from everflow.logs import lines_to, rebalance_log, some
 
+TAKE_LONG = {"kafka", "numpy", "pandas", "pyarrow", "pyspark"}
 GIVEN = ["--application-id", "a", "--bootstrap-servers", "localhost:1"]
 
 
@@ -36,6 +38,13 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_version_is_an_option_and_a_command(arguments: list[str]) -> None:
     done = CliRunner().invoke(app, arguments)
     assert (done.exit_code, done.output) == (0, f"{__version__}\n")
+
+
+def test_the_command_line_imports_nothing_that_takes_long() -> None:
+    """``run`` launches Spark's JVM first, and what it imports behind that has its time for free."""
+    asked = f"import sys, everflow.cli.app; print(sorted({TAKE_LONG} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_settings_keep_equal_signs_of_the_value() -> None:
