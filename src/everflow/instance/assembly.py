@@ -621,7 +621,6 @@ class ClusterPorts:
             timed_program(self._dependencies.blueprint),
             lead_ms=config.max_event_time_lead,
             idle_ms=config.stream_time_idle_ms,
-            ahead_ms=config.max_event_time_ahead,
             now_ms=self._clock.now_ms,
         )
         self._times = times
@@ -673,6 +672,7 @@ class ClusterPorts:
             asking=plan.asking,
             every_ms=plan.every_ms,
             max_task_idle_ms=config.max_task_idle_ms,
+            max_event_time_ahead_ms=config.max_event_time_ahead,
             idle=plan.idle,
             functions=plan.functions,
             may_continue=config.handlers().may_continue,

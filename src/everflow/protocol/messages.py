@@ -162,8 +162,9 @@ class BatchRequest:
     """Where these ranges may end at the latest, if records behind them have come meanwhile."""
     times: Mapping[TopicPartition, InputTime] | None = None
     """Of its inputs, those of whom something is known; None: ``stream.time=highest``."""
-    until_ms: int | None = None
-    """Later records of source topics are left (``max.event.time.lead``); None: none are."""
+    until_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Up to which time records of these inputs are taken; later ones are left
+    (``max.event.time.lead``). -1: nothing is taken."""
     most_ms: int | None = None
     """Later records of source topics get this time (``max.event.time.ahead``); None: none do."""
 

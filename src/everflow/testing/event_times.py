@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from everflow.protocol.messages import InputTime
 from everflow.records import TaskId, TopicPartition
 from everflow.testing.topics import RawRecord
-from everflow.topology.event_time import Told, Writer, least, told
+from everflow.topology.event_time import IN, UNKNOWN, Told, Writer, least, told
+from everflow.topology.sources import Source
 
 Row = tuple[RawRecord, int]
 """A record and its offset."""
@@ -17,10 +18,12 @@ Row = tuple[RawRecord, int]
 
 @dataclass(kw_only=True)
 class DriverEventTimes:
-    """``writers``: of repartition topics, by their full names. ``stream_times``: of the tasks, as
+    """``writers``: of repartition topics, by their full names; ``sources``: who reads what.
+    ``stream_times``: of the tasks, as
     the driver has them. ``idle_ms``: ``stream.time.idle.ms``."""
 
     writers: Mapping[str, Sequence[Writer]]
+    sources: Mapping[TopicPartition, Source]
     tasks: Collection[TaskId]
     stream_times: Mapping[TaskId, Mapping[str, int]]
     idle_ms: int
@@ -47,7 +50,8 @@ class DriverEventTimes:
     ) -> dict[TopicPartition, InputTime]:
         """``ends``: of the logs, all of which is read now; ``read``: partitions that have new
         records."""
-        self._last_ms.update(dict.fromkeys(read, now_ms))
+        timeless = {tp for tp in read if tp in self._last_ms and self._time(tp) == UNKNOWN}
+        self._last_ms.update({tp: now_ms for tp in read if tp not in timeless})
         found = {}
         for tp, end in ends.items():
             if tp.topic not in self.writers:
@@ -57,6 +61,12 @@ class DriverEventTimes:
             said = self._told(tp.topic)
             found[tp] = InputTime(least(said), end, all(one.silent for one in said))
         return found
+
+    def _time(self, tp: TopicPartition) -> int:
+        source = self.sources.get(tp)
+        if source is None:
+            return UNKNOWN
+        return self.stream_times.get(source.task(tp), {}).get(source.timed + IN, UNKNOWN)
 
     def _told(self, topic: str) -> list[Told]:
         return [

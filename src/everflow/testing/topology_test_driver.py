@@ -91,6 +91,7 @@ from everflow.topology.plan import (
     with_default_extractor,
 )
 from everflow.topology.program import Topology, checked_topology
+from everflow.topology.sources import sources_of_logs
 from everflow.topology.subtopologies import SubTopologies, cut, internal_topics, tasks
 from everflow.user_program import did_you_mean, user_line
 from everflow.worker.columns import ColumnClient
@@ -130,6 +131,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             records is waited for until `advance_wall_clock_time` has gone ``stream_time_idle_ms``
             on, as in an instance.
         stream_time_idle_ms: as the setting ``stream.time.idle.ms``.
+        max_event_time_ahead: as the setting ``max.event.time.ahead``.
     """
 
     __test__ = False
@@ -149,6 +151,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         sinks: Mapping[str, Callable[..., object]] | None = None,
         stream_time: str = HIGHEST,
         stream_time_idle_ms: int = 30_000,
+        max_event_time_ahead: int = 0,
     ) -> None:
         where = user_line()
         checked_topology(topology, "TopologyTestDriver")
@@ -189,11 +192,13 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             self._outputs.add,
         )
         self._silence = DriverSilence(self._plan, self._stream_times, self._topics.inputs)
+        self._ahead_ms = max_event_time_ahead
         self._event_times: DriverEventTimes | None = None
         if required_rule(stream_time) == LOWEST:
             require_lowest_fits(topology)
             self._event_times = DriverEventTimes(
                 writers=writers(topology, application_id),
+                sources=sources_of_logs(self._plan.sources, inputs),
                 tasks=self._topics.tasks,
                 stream_times=self._stream_times,
                 idle_ms=stream_time_idle_ms,
@@ -486,6 +491,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             application_id=self._plan.application_id,
             global_tasks=self._tables.contexts,
             idle=idle_times,
+            most_ms=self._wall_clock_ms + self._ahead_ms if self._ahead_ms else None,
         )
 
     def _step_result(

@@ -86,8 +86,8 @@ class _Input:
         if source.kind != "repartition":
             place = np.maximum.accumulate(np.maximum(times, known))
             new = np.ones(len(rows), bool)
-            if request.until_ms is not None:
-                new = place <= request.until_ms
+            if log in request.until_ms:
+                new = place <= request.until_ms[log]
             # What is left begins with its first record: nothing earlier comes any more, and those
             # that wait for this source must not wait for a record that waits for them.
             last = int(place[new][-1]) if new.any() else known

@@ -356,7 +356,7 @@ def _prefix(
     # Not all records are there: no idle source moves on behind them, and none waits for others.
     times = None if request.times is None else dict.fromkeys(ends, InputTime(silent=True))
     shorter = replace(request.ending(ends), log_ends=ends, waits=None, idle={})
-    return replace(shorter, times=times, until_ms=None), part
+    return replace(shorter, times=times, until_ms={}), part
 
 
 def _halved(

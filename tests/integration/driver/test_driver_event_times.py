@@ -5,8 +5,14 @@ from typing import Any
 
 import pytest
 
-from everflow import StreamsBuilder, Suppressed, TimeWindows, serdes
-from everflow.errors import TopologyError
+from everflow import (
+    LogAndSkipOnInvalidTimestamp,
+    StreamsBuilder,
+    Suppressed,
+    TimeWindows,
+    serdes,
+)
+from everflow.errors import RecordTimeError, TopologyError
 from everflow.records import LATE
 from everflow.testing import TopologyTestDriver
 
@@ -85,6 +91,124 @@ def test_one_that_lags_behind_the_grace_loses_nothing(driver: TopologyTestDriver
         sales.pipe_input("b", 1, time + 1, partition=1)
         assert LATE not in {one for of in driver._result.dropped.values() for one in of}
     assert [count for _, count in results(driver)] == ["2"] * 98
+
+
+# --- wrong times ----------------------------------------------------------------------------------
+
+DAY_MS = 86_400_000
+NOW_MS = 100 * DAY_MS
+AHEAD = [NOW_MS + DAY_MS, NOW_MS * 1_000]
+"""A clock that is a day ahead, and microseconds."""
+
+
+def sales_of_windows(idle: str | None = None) -> Any:
+    """Counts per window and, behind a new key, the same."""
+    builder = StreamsBuilder()
+    sales = builder.stream("sales", key=TEXT, value=LONG, idle_advance=idle)
+    windows = TimeWindows.of_size(1_000).grace(1_000)
+    by = sales.select_key(lambda key, value: "all", returns="string").group_by_key(name="by")
+    for groups, store in ((sales.group_by_key(), "alone"), (by, "all")):
+        counts = groups.windowed_by(windows).count(store=store).to_stream()
+        texts = counts.map(lambda key, n: (str(key), str(n)), returns=("string", "string"))
+        texts.to(store, key=TEXT, value=TEXT)
+    return builder.build()
+
+
+def counts_of(driver: TopologyTestDriver, topic: str) -> dict[int, int]:
+    """The last count of each window, by its start."""
+    read = driver.create_output_topic(topic, TEXT, TEXT).read_records()
+    return {int(one.key.split("start=")[1].split(",")[0]): int(one.value) for one in read}
+
+
+@pytest.mark.parametrize(
+    ("rule", "idle", "alone"), [("highest", "5 seconds", 1), ("lowest", None, 2)]
+)
+def test_what_comes_behind_a_silence_may_be_late(rule: str, idle: str | None, alone: int) -> None:
+    """With ``lowest`` only behind a new key: its own partition it cannot be late in."""
+    with TopologyTestDriver(
+        sales_of_windows(idle), partitions=2, stream_time=rule, stream_time_idle_ms=5_000
+    ) as driver:
+        sales = driver.create_input_topic("sales", TEXT, LONG)
+        sales.pipe_input("b", 1, 2, partition=1)
+        driver.advance_wall_clock_time(4_999)
+        sales.pipe_input("a", 1, 9_000, partition=0)
+        driver.advance_wall_clock_time(1)
+        sales.pipe_input("b", 1, 3, partition=1)
+        assert counts_of(driver, "alone") == {0: alone, 9_000: 1}
+        assert counts_of(driver, "all") == {0: 1, 9_000: 1}
+
+
+@pytest.mark.parametrize("ahead", AHEAD, ids=["a day ahead", "microseconds"])
+@pytest.mark.parametrize("rule", ["highest", "lowest"])
+def test_a_record_of_a_fast_clock_closes_no_windows_with_a_bound(rule: str, ahead: int) -> None:
+    with TopologyTestDriver(
+        sales_of_windows(),
+        stream_time=rule,
+        initial_wall_clock_ms=NOW_MS,
+        max_event_time_ahead=500,
+    ) as driver:
+        sales = driver.create_input_topic("sales", TEXT, LONG)
+        sales.pipe_input("a", 1, NOW_MS)
+        sales.pipe_batch([("a", 1, ahead), ("a", 1, NOW_MS + 10)])
+        sales.pipe_input("a", 1, NOW_MS + 20)
+        driver.advance_wall_clock_time(30_000)
+        assert counts_of(driver, "alone") == {NOW_MS: 4}
+        assert counts_of(driver, "all") == {NOW_MS: 4}
+
+
+@pytest.mark.parametrize("ahead", AHEAD, ids=["a day ahead", "microseconds"])
+@pytest.mark.parametrize(("rule", "counted"), [("highest", 1), ("lowest", 3)])
+def test_without_a_bound_it_closes_them_unless_other_partitions_go_on(
+    rule: str, counted: int, ahead: int
+) -> None:
+    with TopologyTestDriver(
+        sales_of_windows(), partitions=2, stream_time=rule, initial_wall_clock_ms=NOW_MS
+    ) as driver:
+        sales = driver.create_input_topic("sales", TEXT, LONG)
+        sales.pipe_input("b", 1, NOW_MS, partition=1)
+        sales.pipe_input("a", 1, ahead, partition=0)
+        for ms in (10, 5_000):
+            sales.pipe_input("a", 1, NOW_MS + ms, partition=0)
+            sales.pipe_input("b", 1, NOW_MS + ms, partition=1)
+        assert counts_of(driver, "all")[NOW_MS] == counted
+
+
+def test_records_without_times_are_waited_for_as_if_there_were_none() -> None:
+    with TopologyTestDriver(
+        sales_of_windows(),
+        partitions=2,
+        stream_time="lowest",
+        stream_time_idle_ms=1_000,
+        default_timestamp_extractor=LogAndSkipOnInvalidTimestamp(),
+    ) as driver:
+        sales = driver.create_input_topic("sales", TEXT, LONG)
+        for n in range(4):
+            sales.pipe_input("b", 1, -1, partition=1)
+            sales.pipe_input("a", 1, 1_000 * n, partition=0)
+            driver.advance_wall_clock_time(300)
+        assert counts_of(driver, "all") == {0: 1, 1_000: 1, 2_000: 1, 3_000: 1}
+
+
+def test_a_topic_without_times_stops_the_instance_with_the_record() -> None:
+    with TopologyTestDriver(sales_of_windows(), stream_time="lowest") as driver:
+        sales = driver.create_input_topic("sales", TEXT, LONG)
+        sales.pipe_input("a", 1, 7)
+        with pytest.raises(RecordTimeError) as raised:
+            sales.pipe_input("a", 1, -1)
+    assert raised.value.code == "EF-RECORD-TIME"
+    assert "sales-0@1" in str(raised.value)
+
+
+def test_nanoseconds_are_a_bad_record_and_move_nothing() -> None:
+    with TopologyTestDriver(
+        sales_of_windows(), stream_time="lowest", dead_letter_topic="dead"
+    ) as driver:
+        sales = driver.create_input_topic("sales", TEXT, LONG)
+        sales.pipe_batch([("a", 1, 7), ("a", 1, 10**18), ("a", 1, 8)])
+        driver.advance_wall_clock_time(30_000)
+        assert counts_of(driver, "all") == {0: 2}
+        letters = driver.create_output_topic("dead", TEXT, LONG).read_records()
+        assert [dict(one.headers)["__streams.errors.offset"] for one in letters] == [b"1"]
 
 
 def test_what_goes_by_offsets_is_refused_behind_a_re_key() -> None:

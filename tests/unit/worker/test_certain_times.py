@@ -131,7 +131,7 @@ def test_the_head_of_a_source_is_the_first_record_that_is_left_for_whatever_reas
         tasks=[TaskContext(TASK, "", "", {})],
         log_ends={LOG: 0, log: 4},
         times={LOG: InputTime(ms=100, end=0)},
-        until_ms=500,
+        until_ms={log: 500},
     )
     found = certain_times(batch, (HELD, own), request)
     assert found is not None

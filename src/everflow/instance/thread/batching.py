@@ -233,7 +233,7 @@ class PlannedBatch:
     due: frozenset[TaskId] = frozenset()
     """Tasks that are served because times rise, maybe without new records."""
     times: Mapping[TopicPartition, InputTime] | None = None
-    until_ms: int | None = None
+    until_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     most_ms: int | None = None
     """As in `BatchRequest`."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from everflow import metrics as names
@@ -41,6 +42,8 @@ class BatchPlanner:
     clock: Clock
     timed: BatchTimes | None = None
     """None: ``stream.time=highest``."""
+    ahead_ms: int = 0
+    """``max.event.time.ahead``; 0: off."""
     _stuck_at: _Seen | None = None
     """Log ends at which a batch read nothing, and what it was told of times: until they change, the
     next one would not either."""
@@ -96,7 +99,12 @@ class BatchPlanner:
                 ranges = {**nothing_of(tasks.values()), **ranges}
         wall_ms, waits = self.clock.now_ms(), readable.waits
         planned = PlannedBatch(
-            ranges=ranges, log_ends=log_ends, wall_clock_ms=wall_ms, idle=idle, waits=waits
+            ranges=ranges,
+            log_ends=log_ends,
+            wall_clock_ms=wall_ms,
+            idle=idle,
+            waits=waits,
+            most_ms=self._most_ms(wall_ms),
         )
         planned.spare = max(0, most - planned.records)
         return planned
@@ -137,7 +145,6 @@ class BatchPlanner:
         ranges = {**nothing_of(tasks.values()), **ranges}
         for tp, at in begins.items():
             ranges[tp] = OffsetRange(positions[tp], max(at, ranges[tp].end))
-        ahead_ms = timed.shared.ahead_ms
         planned = PlannedBatch(
             ranges=ranges,
             log_ends=log_ends,
@@ -147,10 +154,13 @@ class BatchPlanner:
             due=found.due,
             times=found.times,
             until_ms=until_ms,
-            most_ms=wall_ms + ahead_ms if ahead_ms else None,
+            most_ms=self._most_ms(wall_ms),
         )
         planned.spare = max(0, most - planned.records)
         return planned
+
+    def _most_ms(self, wall_ms: int) -> int | None:
+        return wall_ms + self.ahead_ms if self.ahead_ms else None
 
     def committed(
         self, planned: PlannedBatch, result: BatchResult, read: int, tasks: Tasks
@@ -179,7 +189,9 @@ class BatchPlanner:
         resting = self._resting(tasks)
         known = self.retries.stalled.with_known_ends(tasks, resting, self.ends)
         self._planned_ms = now_ms
-        return self.idle_sources.due(known, available, now_ms)
+        timeless = () if self.timed is None else self.timed.timeless
+        some = {tp: one for tp, one in available.items() if tp not in timeless}
+        return self.idle_sources.due(known, some, now_ms)
 
     def _available(self, tasks: Tasks) -> dict[TopicPartition, OffsetRange]:
         return self._unread(tasks.values(), self._resting(tasks))
@@ -211,7 +223,7 @@ class _Seen(NamedTuple):
 
     log_ends: Offsets
     times: Mapping[TopicPartition, InputTime] | None = None
-    until_ms: int | None = None
+    until_ms: Mapping[TopicPartition, int] = MappingProxyType({})
 
 
 def unread(

@@ -101,6 +101,29 @@ class TimedProgram:
         )
 
     @cached_property
+    def bounded(self) -> Mapping[TopicPartition, int]:
+        """The source partitions of sub-topologies that feed each other, with a number of these: of
+        none of them records are read far ahead of the others. What feeds nobody, and reads of
+        nobody here, is not among them: nothing waits for it, even if it stands still for days."""
+        readers: dict[str, set[int]] = {}
+        for task, inputs in self.tasks.items():
+            for tp in inputs:
+                readers.setdefault(tp.topic, set()).add(task.subtopology)
+        part: dict[int, int] = {}
+        for topic, listed in self.writers.items():
+            mine = {*readers.get(topic, ()), *(writer.subtopology for writer in listed)}
+            known = {part[one] for one in mine if one in part}
+            number = min(known | mine)
+            part |= dict.fromkeys(mine, number)
+            part = {one: number if its in known else its for one, its in part.items()}
+        return {
+            tp: part[task.subtopology]
+            for task, inputs in self.tasks.items()
+            for tp, one in inputs.items()
+            if not one.internal and task.subtopology in part
+        }
+
+    @cached_property
     def circling(self) -> frozenset[str]:
         """The sinks whose topics lead back to them."""
         listed = (one for of_topic in self.writers.values() for one in of_topic)
@@ -160,12 +183,14 @@ def _is_silent(
     ``sink`` goes. ``seen``: tasks that feed each other say nothing of one another."""
     if task in seen:
         return True
-    offsets, seen = known.get(task, NOTHING).offsets, seen | {task}
+    (offsets, times), seen = known.get(task, NOTHING), seen | {task}
     for tp, one in program.tasks.get(task, {}).items():
         if one.fed_back and sink in program.circling:
             continue  # it would wait for those that wait for it
-        end = ends.get(tp, -1)
-        if end < 0 or (end > 0 and offsets.get(tp, -1) < end):
+        end, at = ends.get(tp, -1), offsets.get(tp, -1)
+        # Who has read of it and knows no time yet has found no record that has one.
+        timeless = at > 0 and not one.internal and times.get(one.timed + IN, UNKNOWN) == UNKNOWN
+        if end < 0 or (end > 0 and at < end and not timeless):
             return False
         for other, theirs in program.written(tp.topic) if one.internal else ():
             said = told(known.get(other, NOTHING).times, theirs)
@@ -210,12 +235,11 @@ class _Local:
 
 @dataclass
 class EventTimes:
-    """Of an instance; any thread. ``lead_ms``: ``max.event.time.lead``; ``ahead_ms``: 0: off."""
+    """Of an instance; any thread. ``lead_ms``: ``max.event.time.lead``."""
 
     program: TimedProgram
     lead_ms: int
     idle_ms: int
-    ahead_ms: int = 0
     now_ms: Callable[[], int] = lambda: 0
     """The wall clock, for people."""
     due: threading.Event = field(default_factory=threading.Event)
@@ -285,20 +309,24 @@ class EventTimes:
             silent = self._silent.get(tp, end + 1) <= end
         return InputTime(ms, at, silent) if silent or ms != UNKNOWN else None
 
-    def until_ms(self, ends: Offsets, thread: int | None = None) -> int | None:
-        """Up to which time sources may be read: None: no bound, -1: a time is not known yet.
-        ``ends``: of the instance's inputs. ``thread`` is woken once it is later."""
+    def until_ms(self, ends: Offsets, thread: int | None = None) -> dict[TopicPartition, int]:
+        """Up to which time those of the source partitions may be read that have a bound; -1: a time
+        is not known yet. ``ends``: of the instance's inputs. ``thread`` is woken once it is
+        later."""
         with self._lock:
             if thread is not None:
                 self._held_up.add(thread)
             return self._until(ends)
 
-    def _until(self, ends: Offsets) -> int | None:
-        found = self._unread(ends)
-        if not found or not self.program.writers:
-            return None
-        slowest = min(one.ms for one in found)
-        return UNKNOWN if slowest == UNKNOWN else slowest + self.lead_ms
+    def _until(self, ends: Offsets) -> dict[TopicPartition, int]:
+        bounded, slowest = self.program.bounded, dict[int, int]()
+        for one in self._unread(ends):
+            if (part := bounded.get(one.input)) is not None:
+                slowest[part] = min(one.ms, slowest.get(part, one.ms))
+        until = {
+            part: UNKNOWN if ms == UNKNOWN else ms + self.lead_ms for part, ms in slowest.items()
+        }
+        return {tp: until[bounded[tp]] for tp in ends if bounded.get(tp) in until}
 
     def head(self, tp: TopicPartition, position: int) -> int:
         """The time of the source record at a position, if it was read; else `UNKNOWN`."""
@@ -511,9 +539,13 @@ class BatchTimes:
     _sent: dict[TopicPartition, InputTime] = field(default_factory=dict)
     """What the last batch was told of each input that it has read as far as that."""
     _served_ms: dict[TaskId, float] = field(default_factory=dict)
+    timeless: set[TopicPartition] = field(default_factory=set)
+    """Source partitions of which records were read, none of which had a time: as if there were
+    none."""
 
     def forget(self) -> None:
         self._sent.clear()
+        self.timeless.clear()
 
     def positions(self, task: ActiveTask) -> dict[TopicPartition, int]:
         """From where on the inputs of a task have new records."""
@@ -521,22 +553,18 @@ class BatchTimes:
 
     def within(
         self, tasks: Mapping[TaskId, ActiveTask], available: Ranges, ends: Offsets
-    ) -> tuple[int | None, dict[TopicPartition, OffsetRange]]:
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, OffsetRange]]:
         """`BatchRequest.until_ms`, and what is ``available`` without tasks all of whose records
         are later."""
-        until = self.shared.until_ms(ends, self.thread)
-        if until is None:
-            return None, dict(available)
-        left = dict(available)
-        for name, task in tasks.items():
-            inputs = self.shared.program.tasks.get(name, {})
+        until, left = self.shared.until_ms(ends, self.thread), dict(available)
+        if not until:
+            return until, left
+        for task in tasks.values():
             unread = [tp for tp in task.inputs if tp in left and left[tp].end > left[tp].start]
-            heads = [
-                self.shared.head(tp, left[tp].start)
-                for tp in unread
-                if tp in inputs and not inputs[tp].internal
+            later = [
+                tp in until and self.shared.head(tp, left[tp].start) > until[tp] for tp in unread
             ]
-            if unread and len(heads) == len(unread) and min(heads) > until:
+            if unread and all(later):
                 for tp in task.inputs:
                     left.pop(tp, None)
         return until, left
@@ -605,4 +633,12 @@ class BatchTimes:
                 given = (planned.times or {}).get(tp, InputTime())
                 if self.shared.read_position(task, tp) >= given.end:
                     self._sent[tp] = given
+            self._note_times(task, result)
         self.shared.committed(self.thread, served, result.heads)
+
+    def _note_times(self, task: ActiveTask, result: BatchResult) -> None:
+        for tp, one in self.shared.program.tasks.get(task.id, {}).items():
+            if one.internal or task.stream_times.get(one.timed + IN, UNKNOWN) != UNKNOWN:
+                self.timeless.discard(tp)
+            elif result.consumed.get(tp, 0) > 0:
+                self.timeless.add(tp)

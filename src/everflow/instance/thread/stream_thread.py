@@ -95,6 +95,7 @@ class ThreadSettings:
     asking: frozenset[int] = frozenset()
     every_ms: Mapping[int, int] = field(default_factory=dict)
     max_task_idle_ms: int = 0
+    max_event_time_ahead_ms: int = 0
     idle: Mapping[int, Mapping[str, IdleSource]] = field(default_factory=dict)
     functions: bool = False
     may_continue: Callable[[str, str | None], bool] = lambda stage, node: False
@@ -225,6 +226,7 @@ class StreamThread:
         self._timed = None if times is None else BatchTimes(times, self.number, interval_ms)
         self._planner = BatchPlanner(
             timed=self._timed,
+            ahead_ms=self.settings.max_event_time_ahead_ms,
             idling=TaskIdling(self.settings.max_task_idle_ms),
             idle_sources=IdleSources(self.settings.idle, self.services.consumed),
             clocked=self.settings.clocked,

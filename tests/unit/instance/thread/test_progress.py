@@ -116,6 +116,12 @@ def test_nobody_is_silent_whose_log_has_no_known_end() -> None:
     assert certain(PROGRAM, "by", known, {IN1: 10}) == Told(50)
 
 
+def test_who_has_found_records_without_times_only_is_not_waited_for() -> None:
+    for at, wanted in ((3, Told(70)), (0, Told(UNKNOWN))):
+        known = {UP0: told_by(at, UNKNOWN, silent=True), UP1: told_by(3, 70)}
+        assert certain(PROGRAM, "by", known, {IN0: 10, IN1: 10}) == wanted
+
+
 def test_a_task_is_not_silent_while_who_writes_its_input_is_not() -> None:
     third, tp = TaskId(2, 0), TopicPartition("all", 0)
     program = TimedProgram.of(
@@ -214,7 +220,11 @@ def test_those_of_other_instances_are_asked_for() -> None:
 
 
 def until(shared: EventTimes) -> int | None:
-    return shared.until_ms({IN0: 10, IN1: 10})
+    found = shared.until_ms({IN0: 10, IN1: 10, BY0: 10})
+    assert not {BY0, BY1} & found.keys()
+    bounds = {*found.values()}
+    assert len(bounds) < 2, "all of a program that feeds itself have one bound"
+    return bounds.pop() if bounds else None
 
 
 def test_no_source_is_read_further_ahead_of_the_slowest_than_the_lead() -> None:
@@ -242,11 +252,11 @@ def test_a_slower_one_of_another_instance_is_waited_for() -> None:
     shared, wake = times(lead_ms=1_000), threading.Event()
     shared.watch(0, [upstream(UP0, 3, 5_000), active(DOWN0)], wake)
     assert learn(shared, {UP1: told_by(3, 100)})
-    assert shared.until_ms({IN0: 10}, thread=0) == 1_100
+    assert shared.until_ms({IN0: 10}, thread=0) == {IN0: 1_100}
     wake.clear()
     assert learn(shared, {UP1: told_by(10, 6_000)})
     assert wake.is_set()
-    assert shared.until_ms({IN0: 10}) == 6_000
+    assert shared.until_ms({IN0: 10}) == {IN0: 6_000}
 
 
 def batches(shared: EventTimes) -> BatchTimes:
@@ -260,7 +270,47 @@ def test_who_is_ahead_of_the_slowest_is_left_out_of_a_batch() -> None:
     shared.committed(0, tasks.values(), {IN0: 400, IN1: 7_500})
     available = {IN0: OffsetRange(3, 10), IN1: OffsetRange(3, 10)}
     found = batches(shared).within(tasks, available, {IN0: 10, IN1: 10})
-    assert found == (1_400, {IN0: OffsetRange(3, 10)})
+    assert found == ({IN0: 1_400, IN1: 1_400}, {IN0: OffsetRange(3, 10)})
+
+
+def test_what_feeds_nobody_holds_up_nobody_and_is_not_held_up() -> None:
+    """As the tasks of a sink that is paused, or whose table is away, for a day."""
+    leaf, copied = TaskId(2, 0), TopicPartition("copied", 0)
+    program = TimedProgram.of(
+        {**TASKS, leaf: (copied,)},
+        [
+            source("in", 0, "in-source"),
+            source("by", 1, "by-source", held=True),
+            source("copied", 2, "copied-source"),
+        ],
+        {"by": (Writer(0, SINK),)},
+    )
+    shared = EventTimes(program, lead_ms=1_000, idle_ms=500)
+    paused = ActiveTask(id=leaf, inputs=(copied,), state=TaskState.RUNNING)
+    paused.positions, paused.stream_times = {copied: 3}, {"copied-source/idle": 7}
+    shared.watch(0, [upstream(UP0, 3, 5_000), paused], threading.Event())
+    assert shared.until_ms({IN0: 10, copied: 10}) == {IN0: 6_000}
+    found = batches(shared).within({leaf: paused}, {copied: OffsetRange(3, 10)}, {copied: 10})
+    assert found[1] == {copied: OffsetRange(3, 10)}
+
+
+def test_programs_that_feed_each_other_have_a_bound_of_their_own() -> None:
+    a, b, by_a, by_b = (TopicPartition(name, 0) for name in ("a", "b", "by-a", "by-b"))
+    tasks = {TaskId(n, 0): (tp,) for n, tp in enumerate((a, by_a, b, by_b))}
+    held = {"by-a": True, "by-b": True}
+    program = TimedProgram.of(
+        tasks,
+        [source(tp.topic, n, tp.topic, tp.topic in held) for n, (tp,) in enumerate(tasks.values())],
+        {"by-a": (Writer(0, "sink-a"),), "by-b": (Writer(2, "sink-b"),)},
+    )
+    shared, found = EventTimes(program, lead_ms=1_000, idle_ms=500), list[ActiveTask]()
+    for number, ms in ((0, 50), (2, 90_000)):
+        (tp,) = tasks[TaskId(number, 0)]
+        task = ActiveTask(id=TaskId(number, 0), inputs=(tp,), state=TaskState.RUNNING)
+        task.positions, task.stream_times = {tp: 3}, {f"{tp.topic}/idle": ms}
+        found.append(task)
+    shared.watch(0, found, threading.Event())
+    assert shared.until_ms({a: 10, b: 10}) == {a: 1_050, b: 91_000}
 
 
 # --- tasks of which only times rise ---------------------------------------------------------------
@@ -305,6 +355,21 @@ def test_a_source_that_falls_silent_says_so_once() -> None:
     planned = PlannedBatch(ranges={}, log_ends={}, due=found.due, times=found.times)
     batch.committed(planned, BatchResult(outcome=COMMITTED), {UP0: task}, 0.0)
     assert not batch.of({UP0: task}, {}, {IN0}, 1_000.0).due
+
+
+def test_a_partition_is_known_whose_records_have_no_times() -> None:
+    shared, task = times(), active(UP0)
+    shared.watch(0, [task], threading.Event())
+    batch = batches(shared)
+
+    def read(at: int, ms: int) -> set[TopicPartition]:
+        planned = PlannedBatch(ranges={IN0: OffsetRange(task.positions[IN0], at)}, log_ends={})
+        task.positions[IN0], task.stream_times = at, {"in-source/idle": ms}
+        batch.committed(planned, BatchResult(outcome=COMMITTED, consumed={IN0: at}), {UP0: task}, 0)
+        return batch.timeless
+
+    assert read(4, UNKNOWN) == {IN0}
+    assert read(5, 70) == set()
 
 
 # --- ranges with records that are held back -------------------------------------------------------
