@@ -31,6 +31,8 @@ from everflow_simulation.scheduler import Fiber, Process, Scheduler, SimulatedCl
 
 POLL_MS = 20.0
 IDLE_MS = 5_000
+CALM_MS = 3 * IDLE_MS
+"""All is done, and for so long nothing was committed: nothing more comes."""
 FIRST_MS = 100.0
 """Threads are warm, and get their tasks."""
 
@@ -78,6 +80,7 @@ class _Instance:
     group: "Group"
     name: str
     slowness: float
+    paused: bool = False
     threads: list[StreamThread] = field(default_factory=list)
     errors: list[EverflowError] = field(default_factory=list)
 
@@ -118,6 +121,7 @@ class _Instance:
             on_failed=self.errors.append,
             committed=lambda positions: None,
             times=self.times.times,
+            paused=lambda: self.paused,
             spawn=self._spawn,
         )
         settings = ThreadSettings(
@@ -142,8 +146,9 @@ class _Instance:
 
 @dataclass(kw_only=True)
 class Group:
-    """``arrivals``: when (ms of virtual time) which record is in its log. ``chance`` decides the
-    rest: how many instances and threads, who has which task, what moves."""
+    """``arrivals``: when (ms of virtual time) which record is in its log. ``pause``: from when
+    until when the first instance is paused (KIP-834). ``chance`` decides the rest: how many
+    instances and threads, who has which task, what moves."""
 
     engine: TopologyTestDriver
     builder: StreamsBuilder
@@ -151,12 +156,17 @@ class Group:
     chance: random.Random
     lead_ms: int = 60_000
     moves: int = 0
+    pause: tuple[float, float] | None = None
+    paused_with: int = 0
+    """So many records had its source partitions that were not done when its pause ended."""
     logs: dict[TopicPartition, list[RawRecord]] = field(default_factory=dict)
     committed: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
     written: list[RawRecord] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     commits: list[float] = field(default_factory=list)
     """When batches were committed while a log had records that were not done."""
+    committed_ms: float = 0.0
+    """When the last batch was."""
 
     def __post_init__(self) -> None:
         self.engine.reset()
@@ -182,7 +192,7 @@ class Group:
         return {tp: len(self.logs[tp]) for tp in asked}
 
     def run(self, until_ms: float) -> None:
-        """Everything up to that virtual time."""
+        """Everything up to that virtual time at the latest."""
         for instance in self.instances:
             instance.ends.start()
             instance.times.start()
@@ -191,12 +201,22 @@ class Group:
         for at_ms, record in self.arrivals:
             self.scheduler.at(at_ms, lambda record=record: self._append([record]))  # type: ignore[misc]
         self.scheduler.at(FIRST_MS, self._deal)
+        if self.pause is not None:
+            self.scheduler.at(self.pause[0], lambda: self._set_paused(True))
+            self.scheduler.at(self.pause[1], lambda: self._set_paused(False))
         for _ in range(self.moves):
-            self.scheduler.at(self.chance.uniform(FIRST_MS, until_ms / 3), self._move)
+            self.scheduler.at(self.chance.uniform(FIRST_MS, until_ms / 10), self._move)
         try:
-            self.scheduler.run_until(until_ms, self._require_health)
+            while self.scheduler.now_ms < until_ms and not self._calm():
+                self.scheduler.run_until(self.scheduler.now_ms + IDLE_MS, self._require_health)
         finally:
             self.scheduler.close()
+
+    def _calm(self) -> bool:
+        now_ms = self.scheduler.now_ms
+        to_come = max(at_ms for at_ms, _ in self.arrivals) + (self.pause or (0.0, 0.0))[1]
+        calm = now_ms > max(to_come, self.committed_ms) + CALM_MS
+        return calm and not self.unread and self.owners.keys() == self.inputs.keys()
 
     def _require_health(self) -> None:
         for instance in self.instances:
@@ -210,6 +230,19 @@ class Group:
     def _deal(self) -> None:
         for task in self.inputs:
             self._give(task)
+
+    def _set_paused(self, paused: bool) -> None:
+        first = self.instances[0]
+        first.paused = paused
+        if not paused:
+            left = self.unread
+            self.paused_with = sum(
+                left.get(tp, 0)
+                for task, (instance, _) in self.owners.items()
+                for tp in self.inputs[task]
+                if instance is first and tp.topic not in self.program.writers
+            )
+        self.scheduler.wake(first.process)
 
     def _give(self, task: TaskId) -> None:
         instance = self.chance.choice(self.instances)
@@ -244,6 +277,7 @@ class Group:
         self.scheduler.wake(instance.process)
 
     def commit(self, request: BatchRequest) -> BatchResult:
+        self.committed_ms = self.scheduler.now_ms
         if self.unread:
             self.commits.append(self.scheduler.now_ms)
         rows = [

@@ -12,7 +12,7 @@ from typing import Any
 
 from everflow import StreamsBuilder
 from everflow.protocol.messages import BatchRequest, InputTime, TaskContext
-from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.records import OffsetRange, Ranges, TaskId, TopicPartition
 from everflow.testing import TopologyTestDriver
 from everflow.testing.topics import RawRecord
 from everflow.topology.event_time import IN, UNKNOWN, Timeline, least, read_to, told, writers
@@ -23,13 +23,15 @@ DAY_MS = 86_400_000
 
 @dataclass(kw_only=True)
 class Cluster:
-    """``lead_ms``: `max.event.time.lead`. ``chance`` decides who runs, and how much it reads."""
+    """``lead_ms``: `max.event.time.lead`; ``lowest``: the rule of `stream.time`. ``chance`` decides
+    who runs, and how much it reads."""
 
     engine: TopologyTestDriver
     builder: StreamsBuilder
     logs: dict[TopicPartition, list[RawRecord]]
     chance: random.Random
     lead_ms: int | None
+    lowest: bool = True
     written: list[RawRecord] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     times: dict[TaskId, dict[str, int]] = field(default_factory=dict)
@@ -83,7 +85,7 @@ class Cluster:
             log_ends=ends,
             tasks=[TaskContext(task, "test", "", self.times.get(task, {})) for task in tasks],
             application_id=self.engine._plan.application_id,
-            times={tp: one for tp, at in ranges.items() if (one := self._time(tp, at.end))},
+            times=self._times(ranges),
             until_ms=self._until(),
         )
         rows = [
@@ -111,9 +113,16 @@ class Cluster:
         most = end - read if self.quiet else self.chance.choice([0, 1, 3, 10, 100, end - read])
         return OffsetRange(start, min(end, read + most))
 
+    def _times(self, ranges: Ranges) -> dict[TopicPartition, InputTime] | None:
+        if not self.lowest:
+            return None
+        return {tp: one for tp, at in ranges.items() if (one := self._time(tp, at.end))}
+
     def _time(self, tp: TopicPartition, end: int) -> InputTime | None:
         if tp.topic not in self.writers:
-            return InputTime(silent=True) if self.quiet and not self._unread(tp) else None
+            # Of a log that is read whole nothing more comes; that is noticed a while later.
+            over = not self._unread(tp) and (self.quiet or self.chance.random() < 0.3)
+            return InputTime(silent=True) if over else None
         listed = [
             told(self.times.get(task, {}), writer.name)
             for writer in self.writers[tp.topic]
@@ -129,28 +138,31 @@ class Cluster:
         at, ms = self.learnt[tp].before(end)
         return None if ms == UNKNOWN else InputTime(ms, at)
 
-    def _until(self) -> int | None:
-        if self.lead_ms is None:
-            return None
+    def _until(self) -> dict[TopicPartition, int]:
+        if self.lead_ms is None or not self.lowest or not self.writers:
+            return {}
         heads = []
         for tp, source in self.sources.items():
             if tp.topic not in self.writers and self._unread(tp):
                 known = self.times.get(source.task(tp), {}).get(source.timed + IN, UNKNOWN)
                 heads.append(max(known, self.logs[tp][self.positions[tp]].timestamp))
-        return min(heads) + self.lead_ms if heads else None
+        return dict.fromkeys(self.positions, min(heads) + self.lead_ms) if heads else {}
 
 
 @dataclass(frozen=True)
 class Program:
     """``build`` makes it; ``topics``: what it reads; ``disorder_ms``: how late the records of a
     partition may be; ``last_of_key``: only the last result of each key counts; ``closes``: behind
-    all come records that close what is open."""
+    all come records that close what is open; ``varies``: with the highest time results depend on
+    who reads what first; ``alone``: each partition is read alone, in the order of its log."""
 
     build: Callable[[StreamsBuilder], None]
     topics: Mapping[str, Any]
     disorder_ms: int = 0
     last_of_key: bool = False
     closes: bool = True
+    varies: bool = True
+    alone: bool = False
 
 
 def outcome(written: Sequence[RawRecord], program: Program, before_ms: int) -> Any:

@@ -1,5 +1,8 @@
 """A drawn group with ``stream.time=lowest`` drops no record that the rule keeps, and stands still
-for no longer than the idleness time-out (note 076)."""
+for no longer than the idleness time-out (note 076).
+
+``EVERFLOW_SIMULATIONS=1000 ./run test tests/properties/test_event_time_group.py`` runs so many
+seeds instead of a few."""
 
 import os
 import random
@@ -15,7 +18,7 @@ from everflow.records import LATE
 from everflow.testing import TopologyTestDriver
 from everflow.testing.topics import RawRecord
 from everflow.topology.event_time import Told
-from properties.event_time_group import IDLE_MS, Group
+from properties.event_time_group import FIRST_MS, IDLE_MS, Group
 
 TEXT, LONG = serdes.string(), serdes.long()
 PARTITIONS = 3
@@ -89,7 +92,7 @@ def drawn(chance: random.Random) -> list[tuple[float, RawRecord]]:
     return found
 
 
-def run(engine: Engine, seed: int) -> Group:
+def run(engine: Engine, seed: int, pause: tuple[float, float] | None = None) -> Group:
     chance = random.Random(seed)
     group = Group(
         engine=engine.driver,
@@ -98,6 +101,7 @@ def run(engine: Engine, seed: int) -> Group:
         chance=chance,
         lead_ms=chance.choice([MINUTE_MS, 30 * MINUTE_MS]),
         moves=chance.choice([0, 0, 5]),
+        pause=pause,
     )
     group.run(END_MS)
     return group
@@ -124,6 +128,22 @@ def test_nothing_is_dropped_and_nothing_stands_still(engine: Engine, seed: int) 
     assert counted(group) == closed_sales(group)
     pauses = [later - before for before, later in pairwise(group.commits)]
     assert max(pauses) < IDLE_MS + SLACK_MS
+
+
+PAUSE = FIRST_MS + 200, FIRST_MS + 4 * IDLE_MS
+PAUSED_SEEDS = range(4)
+
+
+def test_a_paused_instance_is_waited_for(engine: Engine) -> None:
+    """Its records are not late once it is resumed."""
+    left = 0
+    for seed in PAUSED_SEEDS:
+        group = run(engine, seed, PAUSE)
+        left += group.paused_with
+        assert group.dropped[LATE] == 0
+        assert not group.unread
+        assert counted(group) == closed_sales(group)
+    assert left > 0, "no instance was paused in front of records"
 
 
 def test_without_the_minimum_records_are_dropped(
