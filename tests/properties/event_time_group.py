@@ -22,11 +22,21 @@ from everflow.instance.thread.progress import EventTimes, TimedProgram
 from everflow.instance.thread.stream_thread import StreamThread, ThreadServices, ThreadSettings
 from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.metrics import Metrics
-from everflow.protocol.messages import COMMITTED, BatchRequest, BatchResult, format_metadata
+from everflow.protocol.messages import (
+    COMMITTED,
+    BatchFailedError,
+    BatchFailure,
+    BatchRequest,
+    BatchResult,
+    format_metadata,
+)
 from everflow.records import CommittedOffset, Offsets, TaskId, TopicPartition
 from everflow.testing import TopologyTestDriver
 from everflow.testing.topics import RawRecord
+from everflow.testing.topology_test_driver import log_columns
 from everflow.topology.event_time import writers
+from everflow.worker.certain_times import certain_times
+from everflow.worker.decode import Judge
 from everflow_simulation.scheduler import Fiber, Process, Scheduler, SimulatedClock
 
 POLL_MS = 20.0
@@ -69,10 +79,26 @@ class _Job:
             return BatchResult(outcome=COMMITTED)
         base_ms = self.group.chance.uniform(10, 60)
         self.instance.clock.park(base_ms * self.instance.slowness)
+        if self.group.dies_of(request):
+            raise BatchFailedError(BatchFailure(kind="worker", error="it died"))
         return self.group.commit(request)
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+@dataclass(frozen=True)
+class _Recovery:
+    """Puts tasks where their last commit was."""
+
+    group: "Group"
+
+    def recover(
+        self, tasks: Sequence[ActiveTask], fence: Collection[str], lost: object = None
+    ) -> tuple[Offsets, dict[TopicPartition, CommittedOffset]]:
+        for task in tasks:
+            self.group.place(task)
+        return {}, {}
 
 
 @dataclass
@@ -116,7 +142,7 @@ class _Instance:
             kill_workers=lambda pids: None,
             gate=self.book,
             ends=self.ends,
-            recovery=cast(Any, None),  # no batch fails
+            recovery=cast(Any, _Recovery(self.group)),
             metrics=Metrics(),
             on_failed=self.errors.append,
             committed=lambda positions: None,
@@ -132,6 +158,7 @@ class _Instance:
             limits=BatchLimits(self.group.most_records, 1 << 40, 1_000_000, 100),
             task_timeout_ms=1e9,
             keep_alive_ms=1e12,
+            may_continue=lambda stage, node: True,
         )
         thread = StreamThread(
             number=number,
@@ -147,7 +174,8 @@ class _Instance:
 @dataclass(kw_only=True)
 class Group:
     """``arrivals``: when (ms of virtual time) which record is in its log. ``pause``: from when
-    until when the first instance is paused (KIP-834). ``chance`` decides the rest: how many
+    until when the first instance is paused (KIP-834). ``deadly``: the value of a record of a
+    repartition topic of which a worker dies. ``chance`` decides the rest: how many
     instances and threads, who has which task, what moves."""
 
     engine: TopologyTestDriver
@@ -157,6 +185,8 @@ class Group:
     lead_ms: int = 60_000
     moves: int = 0
     pause: tuple[float, float] | None = None
+    deadly: bytes | None = None
+    deaths: int = 0
     paused_with: int = 0
     """So many records had its source partitions that were not done when its pause ended."""
     logs: dict[TopicPartition, list[RawRecord]] = field(default_factory=dict)
@@ -254,13 +284,16 @@ class Group:
             state=TaskState.RUNNING,
             epoch=instance.book.epoch(task),
         )
-        for tp in found.inputs:
-            at = self.committed.get(tp, CommittedOffset(0, ""))
-            found.positions[tp] = at.offset
-            found.stream_times.update(stream_times_in(at.metadata))
+        self.place(found)
         self.owners[task] = instance, thread
         thread.add([found])
         self.scheduler.wake(instance.process)
+
+    def place(self, task: ActiveTask) -> None:
+        for tp in task.inputs:
+            at = self.committed.get(tp, CommittedOffset(0, ""))
+            task.positions[tp] = at.offset
+            task.stream_times.update(stream_times_in(at.metadata))
 
     def _move(self) -> None:
         """From its owner, behind the batch in flight, to another one a while later."""
@@ -276,15 +309,38 @@ class Group:
         thread.drop([task], given_up)
         self.scheduler.wake(instance.process)
 
-    def commit(self, request: BatchRequest) -> BatchResult:
-        self.committed_ms = self.scheduler.now_ms
-        if self.unread:
-            self.commits.append(self.scheduler.now_ms)
-        rows = [
+    def dies_of(self, request: BatchRequest) -> bool:
+        """Whether the deadly record is taken, and not left to its handler."""
+        if self.deadly is None:
+            return False
+        rows, decoder = self._rows(request), self.engine._decoder
+        judge = Judge.of(decoder.handlers, request)
+        decoded = decoder.run(log_columns(rows, self.engine._plan.headers), judge)
+        certain = certain_times(decoded, decoder.sources, request)
+        assert certain is not None
+        left_out = {one.record.place for one in request.earlier_failures if one.record is not None}
+        found = any(
+            kept
+            and record.value == self.deadly
+            and record.topic in self.program.writers
+            and (record.topic, record.partition, offset) not in left_out
+            for kept, (record, offset) in zip(certain.kept.tolist(), rows, strict=True)
+        )
+        self.deaths += found
+        return found
+
+    def _rows(self, request: BatchRequest) -> list[tuple[RawRecord, int]]:
+        return [
             (self.logs[tp][offset], offset)
             for tp, at in request.ranges.items()
             for offset in range(at.start, at.end)
         ]
+
+    def commit(self, request: BatchRequest) -> BatchResult:
+        self.committed_ms = self.scheduler.now_ms
+        if self.unread:
+            self.commits.append(self.scheduler.now_ms)
+        rows = self._rows(request)
         result = self.engine._step_result(request, rows)
         for task, listed in result.changes.items():
             for changes in listed:
@@ -305,6 +361,7 @@ class Group:
             stream_times=result.stream_times,
             counts={"in": len(rows)},
             heads=result.heads,
+            next=result.next,
             positions={task: {} for task in result.changes},
         )
 

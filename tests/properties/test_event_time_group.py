@@ -60,7 +60,9 @@ class Engine:
     def __init__(self) -> None:
         self.builder = StreamsBuilder()
         _windows(self.builder)
-        self.driver = TopologyTestDriver(self.builder.build(), partitions=PARTITIONS)
+        self.driver = TopologyTestDriver(
+            self.builder.build(), partitions=PARTITIONS, dead_letter_topic="dead"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,12 @@ def drawn(chance: random.Random) -> list[tuple[float, RawRecord]]:
     return found
 
 
-def run(engine: Engine, seed: int, pause: tuple[float, float] | None = None) -> Group:
+def run(
+    engine: Engine,
+    seed: int,
+    pause: tuple[float, float] | None = None,
+    deadly: bytes | None = None,
+) -> Group:
     chance = random.Random(seed)
     group = Group(
         engine=engine.driver,
@@ -102,6 +109,7 @@ def run(engine: Engine, seed: int, pause: tuple[float, float] | None = None) -> 
         lead_ms=chance.choice([MINUTE_MS, 30 * MINUTE_MS]),
         moves=chance.choice([0, 0, 5]),
         pause=pause,
+        deadly=deadly,
     )
     group.run(END_MS)
     return group
@@ -144,6 +152,22 @@ def test_a_paused_instance_is_waited_for(engine: Engine) -> None:
         assert not group.unread
         assert counted(group) == closed_sales(group)
     assert left > 0, "no instance was paused in front of records"
+
+
+DEADLY_SEEDS = range(3)
+DEADLY = 150
+
+
+def test_a_record_that_kills_its_worker_hurts_only_itself(engine: Engine) -> None:
+    """Though it waits among others that are held back, which a smaller batch reads again."""
+    for seed in DEADLY_SEEDS:
+        group = run(engine, seed, deadly=LONG.encode(DEADLY))
+        letters = [one for one in group.written if one.topic == "dead"]
+        assert [one.value for one in letters] == [LONG.encode(DEADLY)]
+        assert group.dropped[LATE] == 0
+        assert not group.unread
+        assert closed_sales(group) - counted(group) in (0, 1)
+        assert 0 < group.deaths < 40, "a task that moves is searched anew"
 
 
 def test_without_the_minimum_records_are_dropped(

@@ -167,6 +167,9 @@ class BatchRequest:
     (``max.event.time.lead``). -1: nothing is taken."""
     most_ms: int | None = None
     """Later records of source topics get this time (``max.event.time.ahead``); None: none do."""
+    most_taken: int | None = None
+    """With ``times``: of the records that may be taken so many at most, in order of time over all
+    tasks (a search, note 042), but all of one time of an input. None: all of them."""
 
     def ending(self, ends: Mapping[TopicPartition, int]) -> BatchRequest:
         return replace(
@@ -317,6 +320,8 @@ class BatchResult:
         silent: as in the request: nothing of them was read.
         heads: the times (ms) of the first records of source topics that were left: because of
             ``until_ms``, or of what is certain of other inputs.
+        next: with ``most_taken``: the first records that were left because of it: one, or several
+            of one time and input. Empty: none was.
         memory: of the batch's worker; None: not known, or a small batch.
     """
 
@@ -338,6 +343,7 @@ class BatchResult:
     printed: list[Printed] = field(default_factory=list)
     silent: Sequence[TopicPartition] = ()
     heads: Mapping[TopicPartition, int] = field(default_factory=dict)
+    next: Sequence[BadRecord] = ()
     memory: Taken | None = None
 
     @property

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from everflow.protocol.messages import BatchRequest, InputTime, TaskContext
+from everflow.protocol.messages import BadRecord, BatchRequest, InputTime, TaskContext
 from everflow.records import Int64, TaskId, TopicPartition
 from everflow.topology.batches import BatchInput
 from everflow.topology.event_time import (
@@ -34,6 +34,7 @@ from everflow.topology.plan import StatefulOp
 from everflow.topology.sources import Source, sources_of_logs
 
 _NOTHING = InputTime()
+_MOST_NAMED = 20
 _Flags = npt.NDArray[np.bool_]
 
 
@@ -69,6 +70,22 @@ class _Input:
     read: int = UNKNOWN
     done: int = UNKNOWN
     full: bool = False
+    known: int = UNKNOWN
+    """The time that was certain before."""
+
+    @property
+    def late(self) -> _Flags:
+        """What is done includes all earlier times. The certain time may lie in front of that, where
+        a writer was silent: a late record that is held back would be lost."""
+        if not self.source.held:
+            return np.zeros(len(self.rows), bool)
+        found: _Flags = self.times <= self.done
+        return found
+
+    def on_time(self, cut: Cut | None) -> _Flags:
+        """The new ones that are not late, up to a cut."""
+        found = self.new & ~self.late
+        return found if cut is None else found & cut.takes(self.times, self.source.index)
 
     @staticmethod
     def of(
@@ -118,6 +135,7 @@ class _Input:
                 new=new,
                 certain=certain,
                 end=end,
+                known=known,
             )
         read, done = read_to(before, source.timed), before.get(source.timed + DONE, UNKNOWN)
         new = (offsets >= read) | (times > done)
@@ -135,12 +153,20 @@ class _Input:
         )
 
 
+class _Group(NamedTuple):
+    """Inputs of a task whose records are taken in order of time, up to ``cut`` (None: all)."""
+
+    inputs: Sequence[_Input]
+    cut: Cut | None
+
+
 @dataclass(kw_only=True)
 class CertainTimes:
     """``inputs``: of each task, by the number of the source, up to where its records are done;
     ``names``: the times that are kept beside its offsets; ``order``, ``kept``, ``done``: of the
     batch's rows, of which ``kept`` are taken; ``consumed``: the first offset of each log that is
-    not done; ``heads``: see `BatchResult`; ``full``: inputs of which a batch was too small."""
+    not done; ``heads``: see `BatchResult`; ``full``: inputs of which a batch was too small;
+    ``left``: the first rows that are left because of ``most_taken``, and their log."""
 
     inputs: dict[TaskId, dict[int, Told]] = field(default_factory=dict)
     names: dict[TaskId, dict[str, int]] = field(default_factory=dict)
@@ -151,6 +177,9 @@ class CertainTimes:
     consumed: dict[TopicPartition, int] = field(default_factory=dict)
     heads: dict[TopicPartition, int] = field(default_factory=dict)
     full: list[TopicPartition] = field(default_factory=list)
+    left: tuple[TopicPartition, Int64] | None = None
+    more: int | None = None
+    """So many more may be taken (``most_taken``)."""
 
     @staticmethod
     def of(batch: BatchInput, sources: Sequence[Source], request: BatchRequest) -> CertainTimes:
@@ -167,6 +196,7 @@ class CertainTimes:
             by_task.setdefault(source.task(log), []).append((log, source))
         before = {one.task: one for one in request.tasks}
         none: Int64 = np.empty(0, np.int64)
+        groups: dict[TaskId, list[_Group]] = {}
         for task, listed in by_task.items():
             context = before.get(task, TaskContext(task, "", ""))
             inputs = [
@@ -180,15 +210,20 @@ class CertainTimes:
                 )
                 for log, source in listed
             ]
-            found._take(task, inputs, context.stream_times)
+            together = [one for one in inputs if not one.source.fed_back]
+            apart = [[one] for one in inputs if one.source.fed_back]
+            groups[task] = [_Group(group, _cut(group)) for group in (together, *apart)]
+        if request.most_taken is not None:
+            groups, found.left, found.more = _limited(groups, request.most_taken)
+        for task, of_task in groups.items():
+            context = before.get(task, TaskContext(task, "", ""))
+            found._take(task, of_task, context.stream_times)
         return found
 
-    def _take(self, task: TaskId, inputs: list[_Input], before: Mapping[str, int]) -> None:
-        together = [one for one in inputs if not one.source.fed_back]
-        groups = [together, *([one] for one in inputs if one.source.fed_back)]
+    def _take(self, task: TaskId, groups: list[_Group], before: Mapping[str, int]) -> None:
+        inputs = [one for group in groups for one in group.inputs]
         told, names = dict[int, Told](), dict[str, int]()
-        for group in groups:
-            cut = _cut(group)
+        for group, cut in groups:
             for one in group:
                 self._taken(one, cut)
                 ms = one.certain.ms if cut is None else min(one.certain.ms, cut.ms)
@@ -210,20 +245,31 @@ class CertainTimes:
         if cut is not None:
             short = f"{one.log}: a range to {one.end} leaves out what is held back up to {one.read}"
             assert one.end >= one.read, short
-            # What is done includes all earlier times. The certain time may lie in front of that,
-            # where a writer was silent: a late record that is held back now would be lost.
-            late = one.times <= one.done if one.source.held else np.zeros(len(one.rows), bool)
-            taken = one.new & (late | cut.takes(one.times, one.source.index))
+            taken = (one.new & one.late) | one.on_time(cut)
         if one.full and not taken.any():
-            taken = one.new
-            self.full.append(one.log)
+            taken = self._of_full(one)
         self.kept[one.rows] = taken
         left = one.rows[one.new & ~taken if one.source.held else ~taken]
         self.consumed[one.log] = one.end if not len(left) else int(self.offsets[left[0]])
+        if len(left) and one.source.kind == "repartition" and not one.source.held:
+            one.certain = one.certain._replace(ms=one.known)  # what is left is in no order
         if one.source.held:
             self.done[one.rows] = ~one.new
         elif len(left):
             self.heads[one.log] = int(one.times[~taken][0])
+
+    def _of_full(self, one: _Input) -> _Flags:
+        """In the order of the log."""
+        if self.more is None:
+            self.full.append(one.log)
+            return one.new
+        (rows,) = np.nonzero(one.new)
+        taken = np.zeros(len(one.rows), bool)
+        taken[rows[: self.more]] = True
+        if len(rows) > self.more and self.left is None:
+            self.left = one.log, one.rows[rows[self.more : self.more + 1]]
+        self.more = max(0, self.more - len(rows))
+        return taken
 
     def _names(self, one: _Input, cut: Cut | None) -> dict[str, int]:
         timed = one.source.timed
@@ -275,6 +321,15 @@ class CertainTimes:
                     names[silent] = int(one.silent)
         return found
 
+    def next(self, sources: Sequence[Source]) -> list[BadRecord]:
+        """See `BatchResult`."""
+        if self.left is None:
+            return []
+        log, rows = self.left
+        node = sources_of_logs(sources, [log])[log].node
+        offsets = self.offsets[rows[:_MOST_NAMED]].tolist()
+        return [BadRecord(log.topic, log.partition, offset, node) for offset in offsets]
+
     def remarks(self) -> list[str]:
         return [
             f"{log}: what waits for other inputs fills a batch; it is taken in the order of the log"
@@ -312,6 +367,58 @@ def _cut(group: Sequence[_Input]) -> Cut | None:
         return None
     going = [Cut(one.certain.ms, one.source.index) for one in group if not one.certain.silent]
     return min(going, default=None)
+
+
+class _Limited(NamedTuple):
+    """``left``: the first rows that are left, all of one time of a log; ``more``: so many more may
+    be taken."""
+
+    groups: dict[TaskId, list[_Group]]
+    left: tuple[TopicPartition, Int64] | None
+    more: int
+
+
+def _limited(groups: dict[TaskId, list[_Group]], most: int) -> _Limited:
+    """``groups`` that take ``most`` records at most, the earliest of all tasks. Those of one time
+    of an input come together, since a position does not tell them apart: if they are the first,
+    even if they are more."""
+    inputs = [
+        (task, number, one, one.on_time(group.cut))
+        for task, of_task in groups.items()
+        for number, group in enumerate(of_task)
+        for one in group.inputs
+    ]
+    steps = [np.unique(one.times[taken], return_counts=True) for _, _, one, taken in inputs]
+    sizes = [len(ms) for ms, _ in steps]
+    if not sum(sizes):
+        return _Limited(groups, None, most)
+    ms = np.concatenate([one for one, _ in steps])
+    of_input = np.repeat(np.arange(len(inputs)), sizes)
+    of_source = np.repeat([one.source.index for _, _, one, _ in inputs], sizes)
+    order = np.lexsort((of_input, of_source, ms))
+    counts = np.cumsum(np.concatenate([one for _, one in steps])[order])
+    count = int(np.searchsorted(counts, most, "right"))
+    if most and not count:
+        count = 1
+    more = max(0, most - int(counts[count - 1])) if count else most
+    if count == len(order):
+        return _Limited(groups, None, more)
+    cuts: dict[tuple[TaskId, int], Cut] = {}
+    for at in order[count:].tolist():  # of these some are left: in front of all, at first
+        cuts[inputs[of_input[at]][:2]] = Cut(UNKNOWN, UNKNOWN)
+    for at in order[:count].tolist():
+        if (group := inputs[of_input[at]][:2]) in cuts:
+            cuts[group] = Cut(int(ms[at]), int(of_source[at]))
+    _, _, one, taken = inputs[of_input[order[count]]]
+    left = one.rows[taken & (one.times == ms[order[count]])]
+    limited = {
+        task: [
+            group._replace(cut=cuts.get((task, number), group.cut))
+            for number, group in enumerate(of_task)
+        ]
+        for task, of_task in groups.items()
+    }
+    return _Limited(limited, (one.log, left), 0)
 
 
 def _rows_of(batch: BatchInput) -> dict[tuple[int, int], Int64]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -21,13 +22,13 @@ from everflow.protocol.messages import (
     BadRecord,
     BatchRequest,
     BatchResult,
-    InputTime,
     timed,
 )
 from everflow.records import Int64, TopicPartition
 from everflow.serdes import SerdeError
 from everflow.sinks.batch import SinkAhead
 from everflow.topology.batches import BatchInput, KnownResults
+from everflow.worker.certain_times import CertainTimes
 from everflow.worker.decode import Fault, Judge, LogDecoder
 from everflow.worker.failures import (
     CallsEnded,
@@ -257,7 +258,7 @@ class _Search(Generic[_T]):
 
     def _shortest(self, trial: Trial) -> tuple[BadRecord, Exception] | None:
         """The last record of the shortest failing beginning, and its error; None: there is none."""
-        order = _in_time(self.read)
+        order = self._order
         good, bad = 0, len(order)
         if self.failing([], trial) is not None or (cause := self.failing(order, trial)) is None:
             return None
@@ -280,8 +281,11 @@ class _Search(Generic[_T]):
     ) -> Exception | None:
         """The error of a trial of these records (None: all); None if it succeeds.
         DamagedEntryError."""
-        taken = _in_time(self.read) if taken is None else taken
-        asked, part = _prefix(self.request, self.read, taken)
+        if self.request.times is not None:
+            asked, part = self._among_certain(taken)
+        else:
+            taken = _in_time(self.read) if taken is None else taken
+            asked, part = _prefix(self.request, self.read, taken)
         try:
             self.compute(asked, self.batch.decoded(part, self.judge), trial)
         except Exception as found:
@@ -289,6 +293,44 @@ class _Search(Generic[_T]):
                 raise damage from damage.__cause__
             return found
         return None
+
+    @cached_property
+    def _order(self) -> list[tuple[int, int]]:
+        """As `_in_time`; with ``stream.time=lowest`` of the records that the batch takes, in its
+        order, and of all of inputs that are not held back."""
+        if self.request.times is None:
+            return _in_time(self.read)
+        return self._taken_of(self.request)
+
+    def _taken_of(self, request: BatchRequest) -> list[tuple[int, int]]:
+        batch_input = self.batch.decoded(self.read, self.judge)
+        certain = CertainTimes.of(batch_input, self.batch.decoder.sources, request)
+        free = np.array([not one.held for one in self.batch.decoder.sources], bool)
+        (rows,) = np.nonzero(certain.kept | free[batch_input.source])
+        rows = rows[np.argsort(certain.rank[rows], kind="stable")]
+        begins = np.cumsum([0, *map(len, self.read.values())])
+        place = np.searchsorted(begins, rows, "right") - 1
+        return list(zip(place.tolist(), (rows - begins[place]).tolist(), strict=True))
+
+    @cached_property
+    def _all(self) -> frozenset[tuple[int, int]]:
+        """All that it might take, with no `most_taken`."""
+        return frozenset(self._taken_of(replace(self.request, most_taken=None)))
+
+    def _among_certain(
+        self, taken: Sequence[tuple[int, int]] | None
+    ) -> tuple[BatchRequest, dict[TopicPartition, LogColumns]]:
+        """The batch without those of `_order` that are not ``taken``, as if its logs had never had
+        them: what is held back stays so."""
+        asked = replace(self.request, idle={})
+        if taken is None:
+            return asked, dict(self.read)
+        asked = replace(asked, most_taken=None)
+        left, part = self._all.difference(taken), {}
+        for place, (tp, columns) in enumerate(self.read.items()):
+            rows = [row for row in range(len(columns)) if (place, row) not in left]
+            part[tp] = columns.only(np.array(rows, np.int64))
+        return asked, part
 
 
 def named(error: Exception) -> list[Fault]:
@@ -354,15 +396,17 @@ def _prefix(
         ends[tp] = end
         part[tp] = columns.before(end)
     # Not all records are there: no idle source moves on behind them, and none waits for others.
-    times = None if request.times is None else dict.fromkeys(ends, InputTime(silent=True))
-    shorter = replace(request.ending(ends), log_ends=ends, waits=None, idle={})
-    return replace(shorter, times=times, until_ms={}), part
+    return replace(request.ending(ends), log_ends=ends, waits=None, idle={}), part
 
 
 def _halved(
     request: BatchRequest, read: Mapping[TopicPartition, LogColumns]
 ) -> tuple[BatchRequest, Mapping[TopicPartition, LogColumns]]:
-    """The first half of each partition; at least a record of each."""
+    """The first half of each partition; at least a record of each. With ``stream.time=lowest`` the
+    earlier half, as what was held back is read again whole."""
+    if request.times is not None:
+        reach = sum(map(len, read.values())) if request.most_taken is None else request.most_taken
+        return replace(request, most_taken=max(1, reach // 2)), read
     halves = {tp: len(columns) // 2 for tp, columns in read.items()}
     return _until(
         request, read, {tp: int(read[tp].offsets[half]) for tp, half in halves.items() if half}

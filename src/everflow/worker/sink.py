@@ -326,6 +326,7 @@ class _Transaction:
             remarks=result.remarks,
             silent=request.silent,
             heads=result.heads,
+            next=result.next,
             memory=ports.memory(),
         )
 

@@ -24,6 +24,7 @@ from everflow.operators.user_code import refused, require_users
 from everflow.protocol.messages import (
     CALLS,
     Ages,
+    BadRecord,
     BatchRequest,
     BatchResult,
     LetterGroup,
@@ -158,6 +159,8 @@ class StepResult:
     rows: list[Rows] = field(default_factory=list)
     """That were read from connectors."""
     heads: dict[TopicPartition, int] = field(default_factory=dict)
+    """See `BatchResult`."""
+    next: Sequence[BadRecord] = ()
     """See `BatchResult`."""
     left: int = 0
     """Records of which the next batch makes more: see `TasksResult.ends`."""
@@ -387,6 +390,7 @@ class TaskStep:
             keys=batch_input.keys,
             remarks=remarks,
             heads={} if certain is None else certain.heads,
+            next=() if certain is None else certain.next(self.sources),
         )
         return records, result, certain
 

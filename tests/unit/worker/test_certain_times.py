@@ -28,6 +28,7 @@ def taken(
     kept: Mapping[str, int] | None = None,
     start: int = 0,
     most_bytes: int = 1_000,
+    most_taken: int | None = None,
 ) -> CertainTimes:
     """Of one input: its records from ``start`` on."""
     count = len(times)
@@ -46,6 +47,7 @@ def taken(
         log_ends={LOG: start + count + (most_bytes < 1_000)},
         most_bytes=most_bytes,
         times=None if known is None else {LOG: known},
+        most_taken=most_taken,
     )
     found = certain_times(batch, (HELD,), request)
     assert found is not None
@@ -94,6 +96,46 @@ def test_what_fills_a_batch_is_taken_all_the_same() -> None:
     assert found.kept.all()
     assert found.full == [LOG]
     assert len(found.remarks()) == 1
+
+
+def next_of(found: CertainTimes) -> list[int]:
+    return [one.offset for one in found.next((HELD,))]
+
+
+def test_a_search_takes_the_earliest_records_and_says_which_is_next() -> None:
+    times, known = [100, 50, 120, 60, 50], InputTime(ms=110, end=5)
+    found = taken(times, known, most_taken=0)
+    assert not found.kept.any()
+    assert next_of(found) == [1, 4], "of one time: a position does not tell them apart"
+    assert found.consumed == {LOG: 0}
+    assert found.names[TASK] == {"rows/idle": 110, "rows/read": 5, "rows/done": -1}
+    found = taken(times, known, most_taken=1)
+    assert found.kept.tolist() == [False, True, False, False, True]
+    assert next_of(found) == [3]
+    assert found.names[TASK]["rows/done"] == 50
+    found = taken(times, known, found.names[TASK], most_taken=1)
+    assert found.kept.tolist() == [False, False, False, True, False]
+    assert next_of(found) == [0]
+    found = taken(times, known, found.names[TASK], most_taken=1)
+    assert found.kept.tolist() == [True, False, False, False, False]
+    assert next_of(found) == [], "the last one waits for its time"
+    assert found.consumed == {LOG: 2}
+
+
+def test_a_search_takes_what_fills_a_batch_in_the_order_of_the_log() -> None:
+    found = taken([100, 50, 70], InputTime(), most_bytes=100, most_taken=1)
+    assert found.kept.tolist() == [True, False, False]
+    assert next_of(found) == [1]
+    assert found.consumed == {LOG: 1}
+    assert found.names[TASK] == {"rows/idle": -1, "rows/read": 3, "rows/done": -1}
+
+
+def test_a_search_leaves_no_late_record() -> None:
+    kept = {"rows/idle": 110, "rows/read": 5, "rows/done": 110}
+    found = taken([120, 90, 115], InputTime(ms=130, end=7), kept, start=4, most_taken=0)
+    assert found.kept.tolist() == [False, True, False]
+    assert next_of(found) == [6]
+    assert found.names[TASK]["rows/done"] == 110
 
 
 def test_with_the_highest_time_what_was_held_back_is_taken_once() -> None:

@@ -235,7 +235,11 @@ class PlannedBatch:
     times: Mapping[TopicPartition, InputTime] | None = None
     until_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     most_ms: int | None = None
+    most_taken: int | None = None
     """As in `BatchRequest`."""
+    first: tuple[BadRecord, ...] = ()
+    """The first records that it takes, where the worker has said so (`BatchResult.next`): with
+    ``most_taken`` of 1 all of them."""
 
     @property
     def new(self) -> dict[TopicPartition, OffsetRange]:
@@ -248,10 +252,11 @@ class PlannedBatch:
         }
 
     def fewer(self, records: int) -> PlannedBatch:
-        """With so many of its new records; what was held back stays."""
+        """With so many of its new records; of what was held back no more are taken with them."""
         fewer = plan_ranges(self.new, records)
         ranges = {tp: OffsetRange(self.ranges[tp].start, r.end) for tp, r in fewer.items()}
-        return replace(self, ranges=ranges)
+        most = None if self.times is None else records
+        return replace(self, ranges=ranges, most_taken=most)
 
     def served(self, inputs: Collection[TopicPartition], task: TaskId) -> bool:
         """Whether a task has something to do in it, by its records or by times."""
@@ -263,19 +268,43 @@ class PlannedBatch:
         return sum(r.end - r.start for r in self.new.values())
 
     @property
+    def reach(self) -> int:
+        """How many records it takes at most, held back ones included."""
+        count = sum(r.end - r.start for r in self.ranges.values())
+        return count if self.most_taken is None else min(count, self.most_taken)
+
+    @property
     def smallest(self) -> bool:
         """True if it cannot have fewer records: a merge needs one of each input."""
-        return all(r.end - r.start <= 1 for r in self.new.values())
+        one = not self._holds or (self.most_taken is not None and self.most_taken <= 1)
+        return one and all(r.end - r.start <= 1 for r in self.new.values())
+
+    @property
+    def is_unknown(self) -> bool:
+        """True if it takes one record, and only the worker knows which: held back ones come in the
+        order of time. With ``most_taken`` of 0 the worker takes none, and says so."""
+        return self._holds and self.smallest and self.most_taken == 1 and not self.first
+
+    @property
+    def _holds(self) -> bool:
+        return any(at > self.ranges[tp].start for tp, at in self.begins.items())
 
     def only_record(self) -> BadRecord | None:
-        found = [(tp, r.start) for tp, r in self.ranges.items() if r.end > r.start]
+        if self.first:
+            return self.first[0] if len(self.first) == 1 else None
+        # One that takes nothing takes what is late, which is new.
+        ranges = self.new if self.most_taken == 0 or not self._holds else {}
+        found = [(tp, r.start) for tp, r in ranges.items() if r.end > r.start]
         if len(found) != 1 or self.records != 1:
             return None
         (tp, offset) = found[0]
         return BadRecord(tp.topic, tp.partition, offset)
 
     def parts(self, groups: Iterable[Collection[TopicPartition]]) -> list[PlannedBatch]:
-        """A batch for each group with records: merged inputs of one task stay together."""
+        """A batch for each group with records: merged inputs of one task stay together. One alone
+        where the worker takes the earliest of all tasks."""
+        if self._holds:
+            return [self]
         found = [without(self.ranges, self.ranges.keys() - set(group)) for group in groups]
         return [replace(self, ranges=ranges) for ranges in found if not is_empty(ranges)]
 
@@ -299,6 +328,8 @@ class PlannedBatch:
         return replace(self, ranges={**self.ranges, tp: OffsetRange(start, offset)})
 
     def named(self) -> str:
-        ranges = sorted(self.ranges.items()) if self.smallest else []
+        ranges = sorted(self.new.items()) if self.smallest else []
         few = [f"{tp}@{r.start}" for tp, r in ranges if r.end > r.start]
+        if self._holds and self.most_taken != 0:
+            few = [str(one) for one in self.first]
         return f"one of {some(few, 20)}" if len(few) > 1 else "".join(few)

@@ -125,6 +125,12 @@ class BatchPlanner:
         ranges = plan_ranges(self.retries.stalled.chosen(tasks, readable, now_ms), most)
         resting = self._resting(tasks)
         going = {name: one for name, one in tasks.items() if name not in resting}
+        limit = None if self.retries.search is None else most
+        first = self.retries.first if limit == 1 else ()
+        if first:  # its task alone, and nothing that may come before it
+            log_of = TopicPartition(first[0].topic, first[0].partition)
+            going = {name: one for name, one in going.items() if log_of in one.inputs}
+            ranges = {}
         found = timed.of(going, ranges, silent, now_ms)
         self._times_ms = now_ms + min(found.wait_ms, silence.left_ms(after_ms, now_ms))
         stuck = self._stuck_at == _Seen(log_ends, found.times, until_ms)
@@ -155,6 +161,8 @@ class BatchPlanner:
             times=found.times,
             until_ms=until_ms,
             most_ms=self._most_ms(wall_ms),
+            most_taken=limit,
+            first=first,
         )
         planned.spare = max(0, most - planned.records)
         return planned

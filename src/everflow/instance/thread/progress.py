@@ -539,6 +539,8 @@ class BatchTimes:
     _sent: dict[TopicPartition, InputTime] = field(default_factory=dict)
     """What the last batch was told of each input that it has read as far as that."""
     _served_ms: dict[TaskId, float] = field(default_factory=dict)
+    left: set[TaskId] = field(default_factory=set)
+    """Tasks of the last batches that may take more at once (`BatchRequest.most_taken`)."""
     timeless: set[TopicPartition] = field(default_factory=set)
     """Source partitions of which records were read, none of which had a time: as if there were
     none."""
@@ -546,6 +548,7 @@ class BatchTimes:
     def forget(self) -> None:
         self._sent.clear()
         self.timeless.clear()
+        self.left.clear()
 
     def positions(self, task: ActiveTask) -> dict[TopicPartition, int]:
         """From where on the inputs of a task have new records."""
@@ -601,7 +604,9 @@ class BatchTimes:
                 before = self._sent.get(tp, InputTime())
                 has = max(before.ms, task.stream_times.get(one.timed + IN, UNKNOWN))
                 rises = rises or found.ms > has or (found.silent and not before.silent)
-            if rises:
+            if name in self.left:
+                due.add(name)
+            elif rises:
                 left_ms = self._served_ms.get(name, -self.interval_ms) + self.interval_ms - now_ms
                 if held or left_ms <= 0:
                     due.add(name)
@@ -634,6 +639,8 @@ class BatchTimes:
                 if self.shared.read_position(task, tp) >= given.end:
                     self._sent[tp] = given
             self._note_times(task, result)
+        mine = {task.id for task in served}
+        self.left = self.left | mine if result.next else self.left - mine
         self.shared.committed(self.thread, served, result.heads)
 
     def _note_times(self, task: ActiveTask, result: BatchResult) -> None:

@@ -43,7 +43,7 @@ from everflow.instance.thread.failure_text import ending, in_full, short
 from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.logs import some
 from everflow.memory import BatchMemory, WorkerMemory
-from everflow.protocol.messages import CALLS, LEFT, BatchFailure, BatchResult
+from everflow.protocol.messages import CALLS, LEFT, BadRecord, BatchFailure, BatchResult
 from everflow.records import OffsetRange, Ranges, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 
@@ -344,6 +344,8 @@ class RetryPolicy:
     """Of paused connectors (note 074)."""
     memory: BatchMemory = field(default_factory=BatchMemory)
     search: BadRecordSearch | None = None
+    first: tuple[BadRecord, ...] = ()
+    """What the next batch of a search takes first (`BatchResult.next`)."""
     trouble: Trouble | None = None
     _repeated: RepeatedFailures = field(default_factory=RepeatedFailures)
     _pause_ms: float = FIRST_PAUSE_MS
@@ -390,7 +392,7 @@ class RetryPolicy:
     def tasks_changed(self, tasks: Collection[TaskId]) -> None:
         self.quarantine.keep(tasks)
         self.stalled.timeouts.keep(tasks)
-        self.search = None
+        self.search, self.first = None, ()
         self._skipped.clear()
         self._forget_failures()
 
@@ -448,7 +450,8 @@ class RetryPolicy:
             text = "the failed batch had been committed, going on behind it"
             return RetryDecision(planned=None, lines=((logging.INFO, text),))
         bad = failure.record
-        smallest = planned is None or planned.least(failure, _inputs(tasks))
+        unknown = planned is not None and failure.kind in _SMALLER and planned.is_unknown
+        smallest = planned is None or (planned.least(failure, _inputs(tasks)) and not unknown)
         foreign = bad is not None and TopicPartition(bad.topic, bad.partition) not in owned
         if not foreign:
             in_vain = self._repeated.in_vain(failure, now_ms, smallest)
@@ -516,7 +519,12 @@ class RetryPolicy:
         self.stalled.committed(result, progressed, tasks, elapsed_ms, now_ms)
         bounds = self.bounds
         full = self.size.is_full(bounds, read)
-        self._learn(result, planned.records, read, elapsed_ms, bounds)
+        self.first = tuple(result.next)
+        # Of records that are held back, others are taken than are read.
+        limited = planned.most_taken is not None and (result.next or not planned.most_taken)
+        searched = planned.most_taken or 0 if limited else read
+        self._learn(result, planned.records, read, elapsed_ms, bounds, searched)
+        self._searched(searched)
         self._forget_failures()
         if self._skipped:
             at = positions_of(tasks.values())
@@ -554,7 +562,7 @@ class RetryPolicy:
         self.quarantine.rest_until(failing, now_ms + rest_ms)
         # Nothing of what was is trusted (KIP-671).
         self.stalled.timeouts.keep(())
-        self.search = None
+        self.search, self.first = None, ()
         self._skipped.clear()
         self._forget_failures()
         text = (
@@ -603,6 +611,8 @@ class RetryPolicy:
         """The next batch: ``planned``, which counts the failed attempt, or fewer of its records."""
         if failure.kind == "worker":
             self.memory = self.memory.doubted()
+        if failure.kind in _SMALLER and planned.is_unknown:
+            return replace(planned, most_taken=0)  # its worker says which record it is
         column = failure.record if failure.kind == "column" else None
         if column is not None and (before := planned.until(column.place)) is not None:
             return before
@@ -610,8 +620,8 @@ class RetryPolicy:
         if records is None:
             return planned
         if failure.kind in _SMALLER:
-            self.search = self.search or BadRecordSearch(planned.records, now_ms)
-            self.search.left = planned.records
+            self.search = self.search or BadRecordSearch(planned.reach, now_ms)
+            self.search.left = planned.reach
         self.size = replace(self.size, bound=records)
         alone = failure.kind in _SMALLER and planned.smallest
         if alone and (parts := planned.parts(_inputs(tasks))):
@@ -623,21 +633,26 @@ class RetryPolicy:
     def _fewer(self, failure: BatchFailure, planned: PlannedBatch) -> int | None:
         repeated = planned.attempt > 1 or self.search is not None
         if failure.kind == "hang" or (failure.kind == "worker" and repeated):
-            fewer = max(1, min(self.size.bound, planned.records) // SHRINKING)
+            fewer = max(1, min(self.size.bound, planned.reach) // SHRINKING)
             return min(fewer, self._fitting(planned)) if failure.kind == "hang" else fewer
         if repeated and self._failed_after_ms > self.limits.target_ms:
             # Whatever the time-out was that it has met, half as much may not meet it.
-            return max(1, min(planned.records // 2, self._fitting(planned)))
+            return max(1, min(planned.reach // 2, self._fitting(planned)))
         return None
 
     def _fitting(self, planned: PlannedBatch) -> int:
         share = self.limits.target_ms / max(self._failed_after_ms, 1.0)
-        return max(1, int(planned.records * min(1.0, share)))
+        return max(1, int(planned.reach * min(1.0, share)))
 
     def _learn(
-        self, result: BatchResult, planned: int, read: int, elapsed_ms: float, bounds: BatchLimits
+        self,
+        result: BatchResult,
+        planned: int,
+        read: int,
+        elapsed_ms: float,
+        bounds: BatchLimits,
+        searched: int,
     ) -> None:
-        before = self.size
         if result.silent:  # it waited for a leader: that says nothing of what records cost
             elapsed_ms = min(elapsed_ms, self.limits.target_ms)
         computing_ms = sum(
@@ -645,7 +660,8 @@ class RetryPolicy:
         )
         answers_ms = sum(result.timings.get(name, 0.0) for name in _ANSWERS)
         raw_bytes = result.counts.get("bytes")
-        self.size = before.after(
+        before = self.size.bound
+        self.size = self.size.after(
             bounds,
             planned,
             read,
@@ -657,11 +673,13 @@ class RetryPolicy:
             result.processor_ms,
         )
         self.memory = self.memory.after(raw_bytes or 0, bounds.max_bytes, result.memory)
+        if self.search is not None and self.search.left > searched:
+            self.size = replace(self.size, bound=min(self.size.bound, before))
+
+    def _searched(self, searched: int) -> None:
         if self.search is not None:
-            self.search.left -= read
-            if self.search.left > 0:
-                self.size = replace(self.size, bound=min(self.size.bound, before.bound))
-            else:
+            self.search.left -= searched
+            if self.search.left <= 0:
                 self.search = None
 
 

@@ -572,6 +572,7 @@ class StreamThread:
         ]
         inputs = sorted(tp for task in served for tp in task.inputs if tp in planned.ranges)
         ids = self.services.topic_ids()
+        exactly = bool(planned.attempt) or planned.most_taken is not None
         # Records that come do not cut an interval short.
         asking = settings.asking - settings.every_ms.keys()
         return BatchRequest(
@@ -595,10 +596,11 @@ class StreamThread:
             times=_of(planned.times, inputs),
             until_ms=planned.until_ms,
             most_ms=planned.most_ms,
+            most_taken=planned.most_taken,
             earlier_failures=self.retries.skipped(planned),
             patient=len(self.tasks) == 1,
             topic_ids={topic: ids[topic] for topic, _ in inputs if topic in ids},
-            latest_ends={} if planned.attempt else _latest_ends(planned, served, asking),
+            latest_ends={} if exactly else _latest_ends(planned, served, asking),
         )
 
     def _after_abort(self, reason: str) -> None:

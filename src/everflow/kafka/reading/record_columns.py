@@ -70,6 +70,18 @@ class LogColumns:
             unread={row - count: why for row, why in self.unread.items() if row >= count},
         )
 
+    def only(self, rows: Int64) -> LogColumns:
+        """The records of these rows, in order."""
+        row_of = {row: at for at, row in enumerate(rows.tolist()) if row in self.unread}
+        return LogColumns(
+            keys=self.keys.take(pa.array(rows)),
+            values=self.values.take(pa.array(rows)),
+            offsets=self.offsets[rows],
+            timestamps=self.timestamps[rows],
+            headers=None if self.headers is None else self.headers.take(pa.array(rows)),
+            unread={at: self.unread[row] for row, at in row_of.items()},
+        )
+
     @staticmethod
     def concat(parts: Sequence[LogColumns]) -> LogColumns:
         if len(parts) == 1:

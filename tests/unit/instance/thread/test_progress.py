@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,13 @@ from everflow.instance.thread.progress import (
     certain,
     committed_by_kafka_streams,
 )
-from everflow.protocol.messages import COMMITTED, BatchResult, InputTime, format_metadata
+from everflow.protocol.messages import (
+    COMMITTED,
+    BadRecord,
+    BatchResult,
+    InputTime,
+    format_metadata,
+)
 from everflow.records import CommittedOffset, OffsetRange, TaskId, TopicPartition
 from everflow.topology.event_time import UNKNOWN, Told, Writer
 from everflow.topology.sources import Source
@@ -377,16 +384,39 @@ def test_a_partition_is_known_whose_records_have_no_times() -> None:
 
 def held_batch() -> PlannedBatch:
     ranges = {BY0: OffsetRange(2, 9), IN0: OffsetRange(3, 4)}
-    return PlannedBatch(ranges=ranges, log_ends={}, begins={BY0: 5})
+    return PlannedBatch(ranges=ranges, log_ends={}, begins={BY0: 5}, times={})
 
 
-def test_what_was_held_back_does_not_count_and_stays_in_a_smaller_batch() -> None:
+def test_what_was_held_back_stays_in_a_smaller_batch_and_is_taken_in_part() -> None:
     planned = held_batch()
-    assert planned.records == 5
-    assert planned.fewer(1).ranges == {BY0: OffsetRange(2, 6), IN0: OffsetRange(3, 4)}
-    assert planned.fewer(1).smallest
+    assert (planned.records, planned.reach) == (5, 8)
+    assert not planned.smallest
+    fewer = planned.fewer(1)
+    assert fewer.ranges == {BY0: OffsetRange(2, 6), IN0: OffsetRange(3, 4)}
+    assert (fewer.most_taken, fewer.reach) == (1, 1)
+    assert fewer.smallest
+    assert fewer.is_unknown
+    assert fewer.only_record() is None, "only its worker knows which one it takes"
+    assert fewer.named() == ""
+    known = replace(fewer, first=(BadRecord("by", 0, 3),))
+    assert not known.is_unknown
+    assert known.only_record() == BadRecord("by", 0, 3)
+    assert known.named() == "by-0@3"
+    several = replace(fewer, first=(BadRecord("by", 0, 3), BadRecord("by", 0, 4)))
+    assert several.only_record() is None
+    assert several.named() == "one of by-0@3, by-0@4"
+    nothing = replace(fewer, ranges={BY0: OffsetRange(2, 6)}, most_taken=0)
+    assert nothing.only_record() == BadRecord("by", 0, 5), "it takes what is late"
+    assert planned.parts([[BY0], [IN0]]) == [planned]
+
+
+def test_the_way_to_a_record_before_one_that_fails_leads_by_new_ones() -> None:
+    planned = held_batch()
     assert planned.until(("by", 0, 7)) == PlannedBatch(
-        ranges={BY0: OffsetRange(2, 7), IN0: OffsetRange(3, 4)}, log_ends={}, begins={BY0: 5}
+        ranges={BY0: OffsetRange(2, 7), IN0: OffsetRange(3, 4)},
+        log_ends={},
+        begins={BY0: 5},
+        times={},
     )
     assert planned.until(("by", 0, 4)) is None
 
