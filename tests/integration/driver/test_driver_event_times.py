@@ -1,15 +1,18 @@
 """The test driver with ``stream.time=lowest`` (note 076)."""
 
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as F
 
 from everflow import (
     LogAndSkipOnInvalidTimestamp,
     StreamsBuilder,
     Suppressed,
     TimeWindows,
+    agg,
     serdes,
 )
 from everflow.errors import RecordTimeError, TopologyError
@@ -91,6 +94,49 @@ def test_one_that_lags_behind_the_grace_loses_nothing(driver: TopologyTestDriver
         sales.pipe_input("b", 1, time + 1, partition=1)
         assert LATE not in {one for of in driver._result.dropped.values() for one in of}
     assert [count for _, count in results(driver)] == ["2"] * 98
+
+
+# --- bad records among those that are held back ---------------------------------------------------
+
+MOST = Decimal("9" * 38)
+SUMS = serdes.json("x decimal(38,0)")
+
+
+def sums() -> Any:
+    """A sum behind a new key; no error of it names a record."""
+    builder = StreamsBuilder()
+    sales = builder.stream("sales", key=TEXT, value=SUMS)
+    by = sales.select_key(lambda key, value: "all", returns="string").group_by_key(name="by")
+    totals = by.aggregate(total=agg.sum("value.x"), store="totals")
+    totals.to_stream().map_values(F.col("value.total").cast("string")).to("out", value=TEXT)
+    return builder.build()
+
+
+@pytest.mark.parametrize("bad", [1, 14])
+def test_a_bad_record_among_those_that_are_held_back_hurts_only_itself(bad: int) -> None:
+    """With 14 of them the batch is halved."""
+    with TopologyTestDriver(
+        sums(), partitions=2, stream_time="lowest", dead_letter_topic="dead"
+    ) as driver:
+        sales = driver.create_input_topic("sales", TEXT, SUMS)
+        out = driver.create_output_topic("out", TEXT, TEXT)
+        dead = driver.create_output_topic("dead", TEXT, SUMS)
+
+        def piped(x: object, time: int, partition: int) -> None:
+            sales.pipe_input("k", {"x": x}, time, partition=partition)
+
+        piped(1, 1, 1)
+        for n in range(bad):
+            piped(n, 20 + 2 * n, 0)
+            piped(MOST, 21 + 2 * n, 0)
+        piped(MOST, 1_000, 0)
+        assert dead.read_records() == []
+        piped(5, 22, 1)
+        piped(7, 100, 1)
+        assert [one.timestamp for one in dead.read_records()] == [21 + 2 * n for n in range(bad)]
+        assert out.read_records()[-1].value == str(1 + sum(range(bad)) + 5 + 7)
+        piped(9, 2_000, 1)
+        assert [one.timestamp for one in dead.read_records()] == [1_000]
 
 
 # --- wrong times ----------------------------------------------------------------------------------
