@@ -87,6 +87,7 @@ class Cluster:
             application_id=self.engine._plan.application_id,
             times=self._times(ranges),
             until_ms=self._until(),
+            most_taken=self.chance.choice([None, None, 5]) if self.lowest else None,
         )
         rows = [
             (self.logs[tp][offset], offset)

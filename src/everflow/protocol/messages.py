@@ -168,8 +168,8 @@ class BatchRequest:
     most_ms: int | None = None
     """Later records of source topics get this time (``max.event.time.ahead``); None: none do."""
     most_taken: int | None = None
-    """With ``times``: of the records that may be taken so many at most, in order of time over all
-    tasks (a search, note 042), but all of one time of an input. None: all of them."""
+    """With ``times``: of the records that may be taken, held back ones included, so many at most,
+    in order of time over all tasks, but all of one time of an input. None: all of them."""
 
     def ending(self, ends: Mapping[TopicPartition, int]) -> BatchRequest:
         return replace(

@@ -260,15 +260,16 @@ class CertainTimes:
 
     def _of_full(self, one: _Input) -> _Flags:
         """In the order of the log."""
-        if self.more is None:
-            self.full.append(one.log)
-            return one.new
         (rows,) = np.nonzero(one.new)
+        most = len(rows) if self.more is None else min(self.more, len(rows))
         taken = np.zeros(len(one.rows), bool)
-        taken[rows[: self.more]] = True
-        if len(rows) > self.more and self.left is None:
-            self.left = one.log, one.rows[rows[self.more : self.more + 1]]
-        self.more = max(0, self.more - len(rows))
+        taken[rows[:most]] = True
+        if most:
+            self.full.append(one.log)
+        if len(rows) > most and self.left is None:
+            self.left = one.log, one.rows[rows[most : most + 1]]
+        if self.more is not None:
+            self.more -= most
         return taken
 
     def _names(self, one: _Input, cut: Cut | None) -> dict[str, int]:
@@ -388,10 +389,11 @@ def _limited(groups: dict[TaskId, list[_Group]], most: int) -> _Limited:
         for number, group in enumerate(of_task)
         for one in group.inputs
     ]
+    some = sum(int(taken.sum()) for *_, taken in inputs)
+    if some <= most:
+        return _Limited(groups, None, most - some)
     steps = [np.unique(one.times[taken], return_counts=True) for _, _, one, taken in inputs]
     sizes = [len(ms) for ms, _ in steps]
-    if not sum(sizes):
-        return _Limited(groups, None, most)
     ms = np.concatenate([one for one, _ in steps])
     of_input = np.repeat(np.arange(len(inputs)), sizes)
     of_source = np.repeat([one.source.index for _, _, one, _ in inputs], sizes)

@@ -125,8 +125,7 @@ class BatchPlanner:
         ranges = plan_ranges(self.retries.stalled.chosen(tasks, readable, now_ms), most)
         resting = self._resting(tasks)
         going = {name: one for name, one in tasks.items() if name not in resting}
-        limit = None if self.retries.search is None else most
-        first = self.retries.first if limit == 1 else ()
+        first = self.retries.first if self.retries.search is not None and most == 1 else ()
         if first:  # its task alone, and nothing that may come before it
             log_of = TopicPartition(first[0].topic, first[0].partition)
             going = {name: one for name, one in going.items() if log_of in one.inputs}
@@ -161,7 +160,7 @@ class BatchPlanner:
             times=found.times,
             until_ms=until_ms,
             most_ms=self._most_ms(wall_ms),
-            most_taken=limit,
+            most_taken=most,
             first=first,
         )
         planned.spare = max(0, most - planned.records)

@@ -534,7 +534,8 @@ class RetryPolicy:
         began_ms = now_ms - elapsed_ms
         self._due_ms = self.size.due_ms(bounds, self._due_ms, began_ms, now_ms)
         left = result.counts.get(LEFT)  # these wait for their answers in the next one
-        if full or left or not bounds.most_rest_ms:
+        # ``next``: more than a batch may take is there.
+        if full or left or result.next or not bounds.most_rest_ms:
             return 0.0
         return max(0.0, self._due_ms - now_ms, self.size.ending_rest_ms)
 

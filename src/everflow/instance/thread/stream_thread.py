@@ -572,7 +572,7 @@ class StreamThread:
         ]
         inputs = sorted(tp for task in served for tp in task.inputs if tp in planned.ranges)
         ids = self.services.topic_ids()
-        exactly = bool(planned.attempt) or planned.most_taken is not None
+        exactly = bool(planned.attempt) or self.retries.search is not None
         # Records that come do not cut an interval short.
         asking = settings.asking - settings.every_ms.keys()
         return BatchRequest(
