@@ -144,8 +144,10 @@ def _changes(builder: StreamsBuilder, topic: Topic) -> None:
 
 def _bank(builder: StreamsBuilder, topic: Topic) -> None:
     """Movements summed by payee and by payer, both joined, joined with the account's branch, and
-    summed by branch, and all."""
-    in_cash, whole = "account string, amount bigint", "payer string, payee string, amount bigint"
+    summed by branch, and all. And their entries in each account, which sum up to 0 in each window
+    of a currency: a movement is one record, and is split into two."""
+    in_cash = "account string, amount bigint, currency string"
+    whole = "payer string, payee string, amount bigint, currency string"
     deposits = _read(builder, topic("deposits"), in_cash)
     withdrawals = _read(builder, topic("withdrawals"), in_cash)
     transfers = _read(builder, topic("transfers"), whole)
@@ -154,8 +156,9 @@ def _bank(builder: StreamsBuilder, topic: Topic) -> None:
     )
 
     def movement(stream: KStream, payer: Column, payee: Column) -> KStream:
-        fields = (payer.alias("payer"), payee.alias("payee"), F.col("value.amount").alias("amount"))
-        return stream.map_values(F.struct(*fields))
+        names = ("payer", "payee"), (payer, payee)
+        sides = (column.alias(name) for name, column in zip(*names, strict=True))
+        return stream.map_values(F.struct(*sides, "value.amount", "value.currency"))
 
     account, cash = F.col("value.account"), F.lit(CASH)
     movements = movement(transfers, F.col("value.payer"), F.col("value.payee")).merge(
@@ -183,6 +186,34 @@ def _bank(builder: StreamsBuilder, topic: Topic) -> None:
     branches.group_by(F.lit(ALL), name="by-all").aggregate(
         total=agg.sum("value.total"), store="bank"
     ).to_stream().to(topic("bank"))
+
+    def entry(side: str, amount: Column) -> Column:
+        key = F.concat_ws("/", F.col("value.currency"), F.col(f"value.{side}"))
+        return F.struct(key.alias("key"), F.struct(amount.alias("amount")).alias("value"))
+
+    amount, windows = F.col("value.amount"), TimeWindows.of_size(WINDOW_MS).grace(GRACE_MS)
+    nets = (
+        movements.flat_map(F.array(entry("payer", -amount), entry("payee", amount)), name="entries")
+        .group_by_key(name="by-account")
+        .windowed_by(windows)
+        .aggregate(n=agg.count(), net=agg.sum("value.amount"), store="nets")
+        .suppress(Suppressed.until_window_closes(), store="final-nets")
+        .to_stream()
+    )
+    nets.map(key=_at_start(F.col("key.key")), value=F.col("value")).to(topic("nets"))
+    totals = (
+        nets.group_by(F.substring_index(F.col("key.key"), "/", 1), name="by-currency")
+        .windowed_by(windows)
+        .aggregate(
+            accounts=agg.count(),
+            n=agg.sum("value.n"),
+            total=agg.sum("value.net"),
+            store="totals",
+        )
+        .suppress(Suppressed.until_window_closes(), store="final-totals")
+        .to_stream()
+    )
+    totals.map(key=_at_start(F.col("key.key")), value=F.col("value")).to(topic("totals"))
 
 
 PROGRAMS: Mapping[str, Callable[[StreamsBuilder, Topic], None]] = {

@@ -33,6 +33,8 @@ CLOSERS, CLOSING_EVERY_MS, CLOSING_TIMES = 16, 30 * MINUTE, 3
 sliding windows behind them."""
 
 CASH, NOWHERE, ALL = "cash", "nowhere", "all"
+BANK = "bank"
+CURRENCIES = ("eur", "usd", "gbp")
 
 Value = Mapping[str, Any]
 Results = dict[tuple[str, str], Value]
@@ -170,20 +172,17 @@ def _movements(count: int, base_ms: int, chance: random.Random) -> list[Record]:
         return f"account{chance.randrange(accounts)}"
 
     def one(at: int, time: int) -> Record:
-        kind, place, amount = chance.random(), at % PARTITIONS, chance.randrange(1, 1000)
+        kind, place = chance.random(), at % PARTITIONS
+        money = {"amount": chance.randrange(1, 1000), "currency": chance.choice(CURRENCIES)}
         if kind < 0.05:
             return Record(
                 "accounts", None, account(), {"branch": f"branch{chance.randrange(4)}"}, time
             )
         if kind < 0.35:
-            return Record(
-                "deposits", place, f"d{at}", {"account": account(), "amount": amount}, time
-            )
+            return Record("deposits", place, f"d{at}", {"account": account(), **money}, time)
         if kind < 0.5:
-            return Record(
-                "withdrawals", place, f"w{at}", {"account": account(), "amount": amount}, time
-            )
-        value = {"payer": account(), "payee": account(), "amount": amount}
+            return Record("withdrawals", place, f"w{at}", {"account": account(), **money}, time)
+        value = {"payer": account(), "payee": account(), **money}
         return Record("transfers", place, f"t{at}", value, time)
 
     first = [
@@ -196,6 +195,16 @@ def _movements(count: int, base_ms: int, chance: random.Random) -> list[Record]:
         first + [one(at, time) for at, time in enumerate(_times(count, base_ms, chance))],
         frozenset({"deposits", "withdrawals", "transfers"}),
         chance,
+    ) + _closers(
+        base_ms,
+        lambda name: [
+            (
+                "transfers",
+                0,
+                name,
+                {"payer": name, "payee": name, "amount": 1, "currency": name},
+            )
+        ],
     )
 
 
@@ -283,17 +292,24 @@ def enriched(records: Sequence[Record]) -> Results:
     return results
 
 
+def entries(movement: Record) -> list[tuple[str, int]]:
+    """(account, amount): a movement takes from one account what it gives to another."""
+    value = {"payer": CASH, "payee": CASH, **movement.value}
+    if movement.topic != "transfers":
+        value["payee" if movement.topic == "deposits" else "payer"] = value["account"]
+    return [(value["payer"], -value["amount"]), (value["payee"], value["amount"])]
+
+
 def books(records: Sequence[Record]) -> Results:
-    """What each account has, what each branch has by its accounts' latest branch, and the total."""
+    """What each account has, what each branch has by its accounts' latest branch, and the total; in
+    each five minutes what each account has gained in each currency, and their total."""
     balances: dict[str, int] = defaultdict(int)
-    for record in records:
-        if record.topic == "accounts":
-            continue
-        value = {"payer": CASH, "payee": CASH, **record.value}
-        if record.topic != "transfers":
-            value["payee" if record.topic == "deposits" else "payer"] = value["account"]
-        balances[value["payer"]] -= value["amount"]
-        balances[value["payee"]] += value["amount"]
+    nets: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for movement in (one for one in records if one.topic != "accounts"):
+        currency, start = movement.value["currency"], movement.time // WINDOW_MS * WINDOW_MS
+        for account, amount in entries(movement):
+            balances[account] += amount
+            nets[f"{currency}@{start}"][f"{currency}/{account}@{start}"].append(amount)
     where = {one.key: one.value["branch"] for one in in_time(records, "accounts")}
     branches: dict[str, list[int]] = defaultdict(list)
     for account, balance in balances.items():
@@ -305,7 +321,74 @@ def books(records: Sequence[Record]) -> Results:
     for branch, all_ in branches.items():
         results["branches", branch] = {"n": len(all_), "total": sum(all_)}
     results["bank", ALL] = {"total": sum(balances.values())}
-    return results
+    for window, accounts in nets.items():
+        of_all = [amount for amounts in accounts.values() for amount in amounts]
+        results["totals", window] = {
+            "accounts": len(accounts),
+            "n": len(of_all),
+            "total": sum(of_all),
+        }
+        for key, amounts in accounts.items():
+            results["nets", key] = {"n": len(amounts), "net": sum(amounts)}
+    return {place: value for place, value in results.items() if not place[1].startswith(CLOSING)}
+
+
+class Books:
+    """The totals of a bank as they are read, and whether they are 0 at each moment at which they
+    must be: a final total of all accounts; the sum of the accounts' final results of the same
+    window, as soon as all that was written before that total was read; and the total without
+    windows when all of the input so far was processed.
+
+    ``due``: windows that have a final total, of whose accounts nothing is known yet. ``looks_at``:
+    those of them whose accounts are being read."""
+
+    def __init__(self) -> None:
+        self.wrong: list[Difference] = []
+        self.zeros = self.on_the_way = 0
+        self.due: set[str] = set()
+        self.looks_at: set[str] = set()
+        self._nets: dict[str, dict[str, int]] = defaultdict(dict)
+        self._totals: Results = {}
+
+    def add(self, output: str, key: str, value: Value | None) -> None:
+        """A result that was read."""
+        if value is None or key.startswith(CLOSING):
+            return
+        if output == "nets":
+            account, start = key.split("@")
+            self._nets[f"{account.split('/')[0]}@{start}"][account] = value["net"]
+        elif output == "totals":
+            self._totals[output, key] = value
+            self.due.add(key)
+            self._must_be_zero(output, key, value["total"])
+        elif (output, key) == ("bank", ALL):
+            self._totals[output, key] = value
+            self.on_the_way += 1
+
+    def begin(self) -> bool:
+        """All that is due is looked at from now on; False if that is nothing."""
+        self.looks_at, self.due = self.due, set()
+        return bool(self.looks_at)
+
+    def look(self) -> None:
+        """All that was written when `begin` was called was read."""
+        for key in sorted(self.looks_at):
+            nets, total = self._nets[key], self._totals["totals", key]
+            self._must_be_zero("nets", key, sum(nets.values()))
+            if len(nets) != total["accounts"]:
+                self.wrong.append(Difference("unseen", "nets", key, total, {"accounts": len(nets)}))
+        self.looks_at = set()
+
+    def rest(self) -> None:
+        """All of the input so far was processed, and all that was written was read."""
+        if found := self._totals.get(("bank", ALL)):
+            self._must_be_zero("bank", ALL, found["total"])
+
+    def _must_be_zero(self, output: str, key: str, total: int) -> None:
+        if total == 0:
+            self.zeros += 1
+        else:
+            self.wrong.append(Difference("not zero", output, key, {"total": 0}, {"total": total}))
 
 
 TRUTHS: Mapping[str, Truth] = {
@@ -314,11 +397,12 @@ TRUTHS: Mapping[str, Truth] = {
     "changes": Truth(
         ("customers", "orders"), _changes, enriched, frozenset({"enriched"}), ("enriched",)
     ),
-    "bank": Truth(
+    BANK: Truth(
         ("accounts", "deposits", "withdrawals", "transfers"),
         _movements,
         books,
-        outputs=("balances", "branches", "bank"),
+        frozenset({"nets", "totals"}),
+        ("balances", "branches", "bank", "nets", "totals"),
     ),
 }
 
@@ -327,7 +411,8 @@ TRUTHS: Mapping[str, Truth] = {
 
 
 class Difference(NamedTuple):
-    """``kind``: missing, extra, changed, or again (a key that has one record has another)."""
+    """``kind``: missing, extra, changed, or again (a key that has one record has another); of a
+    total that must be 0 and is not: not zero, and unseen (it counts other accounts)."""
 
     kind: str
     output: str

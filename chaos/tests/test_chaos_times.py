@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from pathlib import Path
@@ -10,23 +9,36 @@ from typing import Any
 
 import pytest
 
-from chaos.times import DRAIN, EVENTS, HIGHEST, KILL, LOWEST, NOTHING, Draw, base_of, draw, run
-from chaos.times_programs import TEXT, program
+from chaos.times import (
+    DRAIN,
+    HIGHEST,
+    KILL,
+    KINDS,
+    LOWEST,
+    OUT,
+    PAUSE,
+    SLOW,
+    Draw,
+    Event,
+    base_of,
+    draw,
+    run,
+)
+from chaos.times_one_thread import one_thread
 from chaos.times_truth import (
+    ALL,
+    BANK,
     BEHIND_MS,
     CLOSING,
     MINUTE,
     PARTITIONS,
     TRUTHS,
-    Record,
+    Books,
     Seen,
     differences,
     sessions,
     sliding,
 )
-from everflow import serdes
-from everflow.serdes import Serde
-from everflow.testing import TopologyTestDriver
 
 BASE_MS = 1_760_000_400_000
 """A full hour."""
@@ -67,30 +79,13 @@ def test_sliding_windows_are_those_of_the_documentation_of_kafka_streams() -> No
 
 @pytest.mark.spark
 @pytest.mark.parametrize("name", TRUTHS)
-def test_the_truth_is_what_the_program_gives_for_one_record_after_the_other(name: str) -> None:
+@pytest.mark.parametrize("batch", [1, 100])
+def test_the_truth_is_what_one_thread_gives_in_order_of_time(name: str, batch: int) -> None:
     truth = TRUTHS[name]
     records = truth.records(240, BASE_MS, random.Random("1"))
-    seen = Seen(truth)
-    with TopologyTestDriver(program(name, str).build()) as driver:
-        inputs = {
-            topic: driver.create_input_topic(topic, TEXT, _json_of(records, topic))
-            for topic in truth.topics
-        }
-        for one in records:
-            inputs[one.topic].pipe_input(one.key, dict(one.value), one.time)
-        for output in truth.outputs:
-            for record in driver.create_output_topic(output, TEXT, TEXT).read_records():
-                value = record.value
-                seen.add(output, record.key, None if value is None else json.loads(value))
+    seen = one_thread(name, truth, records, batch)
     assert differences(truth.results(records), seen)[:3] == []
     assert seen.rows
-
-
-def _json_of(records: list[Record], topic: str) -> Serde:
-    """The serde of a topic's values, by one of them."""
-    value = next(one.value for one in records if one.topic == topic)
-    kinds = {int: "bigint", str: "string"}
-    return serdes.json(", ".join(f"{name} {kinds[type(of)]}" for name, of in value.items()))
 
 
 def seen_of(name: str) -> tuple[Any, Seen]:
@@ -139,12 +134,61 @@ def test_what_closes_windows_is_no_result() -> None:
     assert not differences(expected, seen)
 
 
+def books_of() -> Books:
+    """Two accounts of a window have moved, and their total is final."""
+    books = Books()
+    books.add("nets", "eur/a@5", {"n": 1, "net": 7})
+    books.add("nets", "eur/b@5", {"n": 1, "net": -7})
+    books.add("totals", "eur@5", {"accounts": 2, "n": 2, "total": 0})
+    return books
+
+
+def test_a_final_total_that_is_not_0_is_found_as_it_is_read() -> None:
+    books = books_of()
+    assert (books.zeros, books.wrong) == (1, [])
+    books.add("totals", "eur@10", {"accounts": 1, "n": 1, "total": 3})
+    assert [(one.kind, one.output, one.key) for one in books.wrong] == [
+        ("not zero", "totals", "eur@10")
+    ]
+
+
+def test_accounts_of_a_final_total_are_all_there_and_sum_up_to_0() -> None:
+    books = books_of()
+    assert books.begin()
+    books.look()
+    assert (books.zeros, books.wrong) == (2, [])
+    assert not books.begin()
+    books.add("nets", "usd/a@5", {"n": 1, "net": 7})
+    books.add("totals", "usd@5", {"accounts": 2, "n": 2, "total": 0})
+    assert books.begin()
+    books.look()
+    assert [(one.kind, one.output, one.key) for one in books.wrong] == [
+        ("not zero", "nets", "usd@5"),
+        ("unseen", "nets", "usd@5"),
+    ]
+
+
+def test_the_total_without_windows_is_0_at_rest_only() -> None:
+    books = Books()
+    books.rest()
+    books.add("bank", ALL, {"total": 5})
+    assert not books.wrong
+    books.rest()
+    assert [(one.kind, one.output) for one in books.wrong] == [("not zero", "bank")]
+    books.add("bank", ALL, {"total": 0})
+    books.rest()
+    assert (books.zeros, books.on_the_way, len(books.wrong)) == (1, 2, 1)
+
+
 def test_a_seed_draws_the_same_way_and_many_draw_each_kind() -> None:
     names = list(TRUTHS)
     draws = [draw(seed, names, 6_000) for seed in range(200)]
     assert draws == [draw(seed, names, 6_000) for seed in range(200)]
     assert {one.program for one in draws} == set(TRUTHS)
-    assert {one.event for one in draws} == set(EVENTS)
+    assert {event.kind for one in draws for event in one.events} == set(KINDS)
+    assert {len(one.events) for one in draws} >= {0, 1, 2, len(KINDS)}
+    assert all(KILL in {event.kind for event in one.events} for one in draws if one.program == BANK)
+    assert all(list(one.events) == sorted(one.events, key=lambda e: e.at) for one in draws)
     assert {(one.threads, one.instances) for one in draws} == {
         (threads, instances) for threads in (1, 2, 4) for instances in (1, 2, 3)
     }
@@ -154,7 +198,7 @@ def test_a_seed_draws_the_same_way_and_many_draw_each_kind() -> None:
 
 def drawn(program: str, threads: int, **other: Any) -> Draw:
     """A backlog for one instance that takes all in large batches."""
-    plain = Draw(7, program, threads, 1, 500_000, 6_000, False, NOTHING, 0.3)
+    plain = Draw(7, program, threads, 1, 500_000, 6_000, False, ())
     return plain._replace(**other)
 
 
@@ -173,13 +217,27 @@ def test_with_the_highest_time_two_threads_lose_what_one_keeps(tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_with_the_highest_time_final_totals_of_the_bank_are_not_0(tmp_path: Path) -> None:
+    (outcome,) = run([drawn(BANK, 2)], HIGHEST, tmp_path, base_of(time.time()))
+    assert not outcome.failure
+    wrong = [(one.kind, one.output) for one in outcome.found]
+    assert ("not zero", "totals") in wrong
+    assert ("not zero", "nets") in wrong
+    assert ("not zero", "bank") not in wrong
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.spark
 @pytest.mark.timeout(1_500)
 @pytest.mark.parametrize("name", TRUTHS)
 def test_with_the_lowest_time_there_is_one_answer(name: str, tmp_path: Path) -> None:
+    all_of_them = tuple(map(Event, (SLOW, OUT, KILL, PAUSE, DRAIN), (0.1, 0.2, 0.4, 0.6, 0.7)))
     draws = [
         drawn(name, 2),
-        drawn(name, 1, instances=2, batch=500, event=KILL, seed=8),
-        drawn(name, 4, live=True, event=DRAIN, seed=9),
+        drawn(name, 1, instances=2, batch=500, events=(Event(KILL, 0.3),), seed=8),
+        drawn(name, 4, instances=2, live=True, events=all_of_them, seed=9),
     ]
     outcomes = run(draws, LOWEST, tmp_path, base_of(time.time()))
     assert all(one.clean for one in outcomes), [one.told() for one in outcomes]
