@@ -13,7 +13,7 @@ from everflow import serdes
 from everflow.serdes import Serde
 from everflow.testing import TopologyTestDriver
 
-BATCH = 500
+BATCH = 2_000
 
 
 def one_thread(name: str, truth: Truth, records: Sequence[Record], batch: int = BATCH) -> Seen:
