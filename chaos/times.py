@@ -358,6 +358,8 @@ class _DrawRun:
         records = truth.records(one.records, base_ms, random.Random(one.seed))
         expected = truth.results(records)
         self._outcome.expected = len(expected)
+        seen = one_thread(one.program, truth, records)
+        self._outcome.one_thread = differences(expected, seen)
         for topic in (*truth.topics, *truth.outputs):
             self._broker.create_topic(topic_of(self._application, topic), PARTITIONS)
         shares = {event.kind: event.at for event in one.events}
@@ -368,9 +370,6 @@ class _DrawRun:
         with closing(Reader(self._admin, servers, self._application, truth)) as self._reader:
             for instance in range(1, one.instances + 1):
                 self._join(instance)
-            self._outcome.one_thread = differences(
-                expected, one_thread(one.program, truth, records)
-            )
             self._wait("instances to run", self._running, START_S)
             if one.live:
                 load.start()
