@@ -208,12 +208,12 @@ def _bank(builder: StreamsBuilder, topic: Topic) -> None:
             accounts=agg.count(),
             n=agg.sum("value.n"),
             total=agg.sum("value.net"),
-            store="totals",
+            store="currencies",
         )
-        .suppress(Suppressed.until_window_closes(), store="final-totals")
+        .suppress(Suppressed.until_window_closes(), store="final-currencies")
         .to_stream()
     )
-    totals.map(key=_at_start(F.col("key.key")), value=F.col("value")).to(topic("totals"))
+    totals.map(key=_at_start(F.col("key.key")), value=F.col("value")).to(topic("currencies"))
 
 
 PROGRAMS: Mapping[str, Callable[[StreamsBuilder, Topic], None]] = {

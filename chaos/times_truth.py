@@ -323,7 +323,7 @@ def books(records: Sequence[Record]) -> Results:
     results["bank", ALL] = {"total": sum(balances.values())}
     for window, accounts in nets.items():
         of_all = [amount for amounts in accounts.values() for amount in amounts]
-        results["totals", window] = {
+        results["currencies", window] = {
             "accounts": len(accounts),
             "n": len(of_all),
             "total": sum(of_all),
@@ -357,7 +357,7 @@ class Books:
         if output == "nets":
             account, start = key.split("@")
             self._nets[f"{account.split('/')[0]}@{start}"][account] = value["net"]
-        elif output == "totals":
+        elif output == "currencies":
             self._totals[output, key] = value
             self.due.add(key)
             self._must_be_zero(output, key, value["total"])
@@ -373,7 +373,7 @@ class Books:
     def look(self) -> None:
         """All that was written when `begin` was called was read."""
         for key in sorted(self.looks_at):
-            nets, total = self._nets[key], self._totals["totals", key]
+            nets, total = self._nets[key], self._totals["currencies", key]
             self._must_be_zero("nets", key, sum(nets.values()))
             if len(nets) != total["accounts"]:
                 self.wrong.append(Difference("unseen", "nets", key, total, {"accounts": len(nets)}))
@@ -401,8 +401,8 @@ TRUTHS: Mapping[str, Truth] = {
         ("accounts", "deposits", "withdrawals", "transfers"),
         _movements,
         books,
-        frozenset({"nets", "totals"}),
-        ("balances", "branches", "bank", "nets", "totals"),
+        frozenset({"nets", "currencies"}),
+        ("balances", "branches", "bank", "nets", "currencies"),
     ),
 }
 

@@ -139,16 +139,16 @@ def books_of() -> Books:
     books = Books()
     books.add("nets", "eur/a@5", {"n": 1, "net": 7})
     books.add("nets", "eur/b@5", {"n": 1, "net": -7})
-    books.add("totals", "eur@5", {"accounts": 2, "n": 2, "total": 0})
+    books.add("currencies", "eur@5", {"accounts": 2, "n": 2, "total": 0})
     return books
 
 
 def test_a_final_total_that_is_not_0_is_found_as_it_is_read() -> None:
     books = books_of()
     assert (books.zeros, books.wrong) == (1, [])
-    books.add("totals", "eur@10", {"accounts": 1, "n": 1, "total": 3})
+    books.add("currencies", "eur@10", {"accounts": 1, "n": 1, "total": 3})
     assert [(one.kind, one.output, one.key) for one in books.wrong] == [
-        ("not zero", "totals", "eur@10")
+        ("not zero", "currencies", "eur@10")
     ]
 
 
@@ -159,13 +159,18 @@ def test_accounts_of_a_final_total_are_all_there_and_sum_up_to_0() -> None:
     assert (books.zeros, books.wrong) == (2, [])
     assert not books.begin()
     books.add("nets", "usd/a@5", {"n": 1, "net": 7})
-    books.add("totals", "usd@5", {"accounts": 2, "n": 2, "total": 0})
+    books.add("currencies", "usd@5", {"accounts": 2, "n": 2, "total": 0})
     assert books.begin()
     books.look()
     assert [(one.kind, one.output, one.key) for one in books.wrong] == [
         ("not zero", "nets", "usd@5"),
         ("unseen", "nets", "usd@5"),
     ]
+
+
+def test_the_books_of_a_bank_look_at_no_other_program() -> None:
+    others = {output for name, truth in TRUTHS.items() if name != BANK for output in truth.outputs}
+    assert not others & set(TRUTHS[BANK].outputs)
 
 
 def test_the_total_without_windows_is_0_at_rest_only() -> None:
@@ -222,7 +227,7 @@ def test_with_the_highest_time_final_totals_of_the_bank_are_not_0(tmp_path: Path
     (outcome,) = run([drawn(BANK, 2)], HIGHEST, tmp_path, base_of(time.time()))
     assert not outcome.failure
     wrong = [(one.kind, one.output) for one in outcome.found]
-    assert ("not zero", "totals") in wrong
+    assert ("not zero", "currencies") in wrong
     assert ("not zero", "nets") in wrong
     assert ("not zero", "bank") not in wrong
 
