@@ -354,10 +354,12 @@ class _Stream:
         while (portion := self.next_portion()) is not None:
             self.parsed(record_batches.columns(*portion), len(portion[1]))
         parsed = _NOTHING if self._parsed is None else self._parsed
-        part = parsed.between(0, end).up_to(most_bytes).of(slice(0, most_records))
-        if len(part.offsets):
-            rest = parsed.of(slice(len(part.offsets), None))
-            self._parsed = rest if len(rest.offsets) else None
+        part = parsed.between(0, end).up_to(most_bytes)
+        if len(part.offsets) > most_records:
+            part = part.of(slice(0, most_records))
+        count = len(part.offsets)
+        if count:
+            self._parsed = parsed.of(slice(count, None)) if count < len(parsed.offsets) else None
         behind = self._fetched
         if self._parsed is not None:
             behind = int(self._parsed.offsets[0])
@@ -367,7 +369,7 @@ class _Stream:
         if behind == self.position:
             return None
         self.position = behind
-        return LogChunk(part, behind, len(part.offsets))
+        return LogChunk(part, behind, count)
 
     def start_over(self) -> None:
         self._unparsed.clear()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from everflow.errors import FatalError, LogTruncatedError, RetriableError
 from everflow.kafka.reading.log_fetcher import AHEAD_BYTES, LogFetcher
-from everflow.kafka.reading.record_columns import LogColumns
+from everflow.kafka.reading.record_columns import Columns, LogChunk, LogColumns
 from everflow.records import UNBOUNDED_BYTES, OffsetRange, TopicPartition
 
 SLICE_S = 0.5
@@ -107,8 +107,9 @@ class RangeReader:
                     )
                 # What has just come is asked first: a silent log keeps nobody waiting again.
                 pending = dict(sorted(pending.items(), key=lambda one: one[0] not in found))
+                for tp, columns in self._columns(found).items():
+                    parts[tp].append(columns)
                 for tp, chunk in found.items():
-                    parts[tp].append(chunk.columns(self._headers))
                     used = chunk.bytes if most_bytes < UNBOUNDED_BYTES else 0
                     left -= used
                     if chunk.next_position >= pending[tp] or used >= share:
@@ -129,9 +130,15 @@ class RangeReader:
         except LogTruncatedError as lost:
             raise _lost(lost) from lost
         return Read(
-            {tp: chunk.columns(self._headers) for tp, chunk in found.items()},
+            self._columns(found),
             {tp: chunk.next_position for tp, chunk in found.items()},
         )
+
+    def _columns(
+        self, found: Mapping[TopicPartition, LogChunk]
+    ) -> dict[TopicPartition, LogColumns]:
+        parts = Columns.arrow_together([chunk.raw for chunk in found.values()], self._headers)
+        return dict(zip(found, parts, strict=True))
 
     def give_back(
         self, read: Mapping[TopicPartition, LogColumns], starts: Mapping[TopicPartition, int]

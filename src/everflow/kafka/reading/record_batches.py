@@ -341,6 +341,8 @@ def _read(data: bytes, filled: Sequence[Batch]) -> Iterator[Int64]:
         if count >= _RECORDS_AT_ONCE or at == len(filled):
             parts.append(_fields(raw, filled[begin:at], places[first : first + count]))
             begin, first, count = at, first + count, 0
+    if len(parts) == 1:
+        return iter(parts[0])
     return (np.concatenate(column) for column in zip(*parts, strict=True))
 
 

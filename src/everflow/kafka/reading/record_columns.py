@@ -46,28 +46,23 @@ class LogColumns:
             raise TypeError("more than 2 GiB in one column: the reader did not keep to its bound")
 
     def before(self, offset: int) -> LogColumns:
-        count = int(np.searchsorted(self.offsets, offset))
-        if count == len(self):
-            return self
-        return LogColumns(
-            keys=self.keys[:count],
-            values=self.values[:count],
-            offsets=self.offsets[:count],
-            timestamps=self.timestamps[:count],
-            headers=None if self.headers is None else self.headers[:count],
-            unread={row: why for row, why in self.unread.items() if row < count},
-        )
+        return self.between(0, int(np.searchsorted(self.offsets, offset)))
 
     def behind(self, offset: int) -> LogColumns:
         """From ``offset`` on."""
-        count = int(np.searchsorted(self.offsets, offset))
+        return self.between(int(np.searchsorted(self.offsets, offset)), len(self))
+
+    def between(self, begin: int, end: int) -> LogColumns:
+        """The rows ``[begin, end)``."""
+        if begin == 0 and end == len(self):
+            return self
         return LogColumns(
-            keys=self.keys[count:],
-            values=self.values[count:],
-            offsets=self.offsets[count:],
-            timestamps=self.timestamps[count:],
-            headers=None if self.headers is None else self.headers[count:],
-            unread={row - count: why for row, why in self.unread.items() if row >= count},
+            keys=self.keys[begin:end],
+            values=self.values[begin:end],
+            offsets=self.offsets[begin:end],
+            timestamps=self.timestamps[begin:end],
+            headers=None if self.headers is None else self.headers[begin:end],
+            unread={row - begin: why for row, why in self.unread.items() if begin <= row < end},
         )
 
     def only(self, rows: Int64) -> LogColumns:
@@ -94,18 +89,18 @@ class LogColumns:
                 offsets=_NOTHING,
                 timestamps=_NOTHING,
             )
-        begins = np.cumsum([0, *map(len, parts)]).tolist()
+        unread: dict[int, Exception] = {}
+        begin = 0
+        for part in parts:
+            unread |= {begin + row: why for row, why in part.unread.items()}
+            begin += len(part)
         return LogColumns(
             keys=pa.concat_arrays([part.keys for part in parts]),
             values=pa.concat_arrays([part.values for part in parts]),
             offsets=np.concatenate([part.offsets for part in parts]),
             timestamps=np.concatenate([part.timestamps for part in parts]),
             headers=joined_headers([(part.headers, len(part)) for part in parts]),
-            unread={
-                begin + row: why
-                for begin, part in zip(begins, parts, strict=False)
-                for row, why in part.unread.items()
-            },
+            unread=unread,
         )
 
 
@@ -146,12 +141,15 @@ class Columns(NamedTuple):
         return self.of(slice(*np.searchsorted(self.offsets, (start, end)).tolist()))
 
     def of(self, chosen: slice | NDArray[np.bool_]) -> Columns:
-        return Columns(self.data, *(column[chosen] for column in self[1:]))
+        return Columns(self.data, *[column[chosen] for column in self[1:]])
 
     def up_to(self, most_bytes: int) -> Columns:
         """The first records, to where they have ``most_bytes`` bytes; at least one, if there is
         one."""
-        return self.of(slice(0, int(np.searchsorted(np.cumsum(self.sizes), most_bytes)) + 1))
+        sizes = self.sizes
+        if int(sizes.sum()) <= most_bytes:
+            return self
+        return self.of(slice(0, int(np.searchsorted(np.cumsum(sizes), most_bytes)) + 1))
 
     def latest(self) -> Columns:
         """Without records that a later one with the same key replaces; a few may stay, and the one
@@ -179,6 +177,28 @@ class Columns(NamedTuple):
             headers=found,
             unread=unread,
         )
+
+    @staticmethod
+    def arrow_together(parts: Sequence[Columns], headers: bool) -> list[LogColumns]:
+        """`arrow` of each: parts that were taken apart together lie in the same bytes, and are
+        gathered at once, as that costs by the call."""
+        found: dict[int, LogColumns] = {}
+        same: dict[int, list[int]] = {}
+        for number, part in enumerate(parts):
+            same.setdefault(id(part.data), []).append(number)
+        for numbers in same.values():
+            numbers.sort(key=lambda number: parts[number].key_at[:1].tolist())
+            members = [parts[number] for number in numbers]
+            whole = members[0]
+            if len(members) > 1:
+                columns = zip(*(part[1:] for part in members), strict=True)
+                whole = Columns(whole.data, *map(np.concatenate, columns))
+            gathered, begin = whole.arrow(headers), 0
+            for number, part in zip(numbers, members, strict=True):
+                end = begin + len(part.offsets)
+                found[number] = gathered.between(begin, end)
+                begin = end
+        return [found[number] for number in range(len(parts))]
 
     def keys(self) -> list[bytes | None]:
         return _slices(self.data, self.key_at, self.key_sizes)
@@ -248,10 +268,9 @@ def _gathered(data: bytes, at: Int64, sizes: Int64) -> pa.Array:
         whole, 2 * count - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)]
     )
     missing = sizes < 0
-    wanted = pa.array(
-        np.arange(0, 2 * count - 1, 2), pa.int64(), mask=missing if missing.any() else None
-    )
-    return elements.take(wanted).cast(pa.binary())
+    wanted = pa.array(np.arange(0, 2 * count - 1, 2), mask=missing if missing.any() else None)
+    found = elements.take(wanted)
+    return found.cast(pa.binary()) if wide else found
 
 
 def _headers(

@@ -40,7 +40,7 @@ from everflow.kafka.reading.fetch_connection import (
 from everflow.kafka.reading.log_fetcher import LogFetcher
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.reading.range_reader import RangeReader
-from everflow.kafka.reading.record_columns import CorruptBatchError, LogChunk, LogColumns
+from everflow.kafka.reading.record_columns import Columns, CorruptBatchError, LogChunk, LogColumns
 from everflow.kafka.writing.record_encoding import (
     Producer,
     RecordColumns,
@@ -830,6 +830,22 @@ def test_only_the_records_whose_headers_are_broken_are_left_out(bad: bytes) -> N
     assert [listed[row] for row in range(300) if row not in broken] == [
         GOOD[row % 2] for row in range(300) if row not in broken
     ]
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["in place", "turned"])
+def test_parts_of_the_same_bytes_are_gathered_together_as_each_alone(turned: bool) -> None:
+    found = chunk([NO_NAME if row == 8 else None for row in range(10)]).raw
+    parts = [found.of(slice(0, 3)), found.of(slice(3, 3)), found.of(slice(3, 10))]
+    parts = [*(reversed(parts) if turned else parts), chunk([None]).raw]
+    together = Columns.arrow_together(parts, headers=True)
+    for one, part in zip(together, parts, strict=True):
+        alone = part.arrow(headers=True)
+        assert one.keys.equals(alone.keys)
+        assert one.values.equals(alone.values)
+        assert one.offsets.tolist() == alone.offsets.tolist()
+        assert one.timestamps.tolist() == alone.timestamps.tolist()
+        assert listed_headers(one.headers, len(one)) == listed_headers(alone.headers, len(alone))
+        assert one.unread.keys() == alone.unread.keys()
 
 
 def test_they_are_dead_letters_with_their_places() -> None:
