@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -47,6 +47,17 @@ def valid(column: pa.Array) -> npt.NDArray[np.bool_]:
     if column.null_count == 0:
         return np.ones(len(column), bool)
     found: npt.NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+    return found
+
+
+def rises(numbers: Int64) -> bool:
+    """Whether none is lower than the one before it."""
+    return bool((numbers[1:] >= numbers[:-1]).all())
+
+
+def partitions_in(column: Int32) -> list[int]:
+    """The partitions of tasks that are in a column, in their order."""
+    found: list[int] = np.bincount(column).nonzero()[0].tolist()
     return found
 
 
@@ -220,11 +231,16 @@ class EdgeBatch:
         key: pa.Array | None = None,
         value: pa.Array | None = None,
     ) -> EdgeBatch:
-        return replace(
-            self,
+        return EdgeBatch(
             key=self.key if key is None else key,
             value=self.value if value is None else value,
-            old=None,
+            timestamp=self.timestamp,
+            seq=self.seq,
+            source=self.source,
+            partition=self.partition,
+            offset=self.offset,
+            headers=self.headers,
+            put=self.put,
         )
 
 

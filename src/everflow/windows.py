@@ -136,6 +136,7 @@ class TimeWindows(Telling, metaclass=FittingClass):
     grace_ms: int = 0
 
     _WRITTEN: ClassVar[str] = "TimeWindows.of_size('1 hour')"
+    _FOR_OPERATORS: ClassVar[tuple[str, ...]] = ("expand", "is_open")
 
     def __post_init__(self) -> None:
         _require_ms(self, self.size_ms, self.advance_ms)
@@ -188,8 +189,8 @@ class TimeWindows(Telling, metaclass=FittingClass):
             * self.advance_ms
         )
         if per_record == 1:
-            rows = np.flatnonzero(timestamps >= 0)  # no window begins before 0
-            return rows, first[rows]
+            rows = (timestamps >= 0).nonzero()[0]  # no window begins before 0
+            return rows, first if len(rows) == len(first) else first[rows]
         starts = first[:, None] + np.arange(per_record, dtype=np.int64) * self.advance_ms
         inside = starts <= timestamps[:, None]
         return np.nonzero(inside)[0].astype(np.int64), starts[inside]

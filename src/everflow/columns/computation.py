@@ -5,6 +5,7 @@ A kernel gives exactly what Spark's expression gives, or raises (note 016).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,8 @@ def _of(
 
 def _coalesce(*arguments: Datum) -> Datum:
     _same_types("coalesce", *arguments)
+    if isinstance(arguments[0], pa.Array) and not arguments[0].null_count:
+        return arguments[0]
     return pc.coalesce(*arguments)
 
 
@@ -120,9 +123,9 @@ def _compared(name: str) -> Callable[[Datum, Datum], Datum]:
         made = function(left, right)
         if not _is_floating(kind):
             return made
-        left_nan, right_nan = pc.is_nan(left), pc.is_nan(right)
-        if not (_any(left_nan) or _any(right_nan)):
+        if not (_has_nan(left) or _has_nan(right)):
             return made
+        left_nan, right_nan = pc.is_nan(left), pc.is_nan(right)
         match name:
             case "equal":
                 return pc.or_(made, pc.and_(left_nan, right_nan))
@@ -138,10 +141,11 @@ def _compared(name: str) -> Callable[[Datum, Datum], Datum]:
     return kernel
 
 
-def _any(flags: Datum) -> bool:
-    if isinstance(flags, pa.Scalar):
-        return bool(flags.as_py())
-    return bool(flags.true_count)
+def _has_nan(numbers: Datum) -> bool:
+    if isinstance(numbers, pa.Scalar):
+        number = numbers.as_py()
+        return number is not None and math.isnan(number)
+    return bool(pc.is_nan(numbers).true_count)
 
 
 _equal = _compared("equal")
@@ -243,6 +247,12 @@ def _split(text: Datum, pattern: Datum, limit: Datum) -> Datum:
     return pc.split_pattern(text, pattern=pattern.as_py())
 
 
+def _field(ordinal: int, struct: Datum) -> Datum:
+    if isinstance(struct, pa.StructArray) and not struct.null_count:
+        return struct.field(ordinal)
+    return pc.struct_field(struct, [ordinal])
+
+
 KERNELS: Mapping[str, Callable[..., Datum]] = {
     "is_null": pc.is_null,
     "is_valid": pc.is_valid,
@@ -271,7 +281,7 @@ KERNELS: Mapping[str, Callable[..., Datum]] = {
     "lower": _of_ascii("lower", pc.ascii_lower),
     "trim": _of(types.is_string, "trim", lambda text: pc.utf8_trim(text, characters=" ")),
     "split": _split,
-    "field": lambda ordinal, struct: pc.struct_field(struct, [ordinal]),
+    "field": _field,
 }
 """Kernels by name. Arguments that are no columns come first."""
 
@@ -346,7 +356,8 @@ def _struct(fields: tuple[pa.Field, ...], parts: Sequence[Datum], count: int) ->
     columns = [_column(each, f.type, count) for each, f in zip(parts, fields, strict=False)]
     mask = None
     if len(parts) > len(fields):
-        mask = pa.compute.invert(_column(parts[-1], pa.bool_(), count))
+        there = _column(parts[-1], pa.bool_(), count)
+        mask = None if there.true_count == count else pc.invert(there)
     return pa.StructArray.from_arrays(columns, fields=list(fields), mask=mask)
 
 

@@ -189,7 +189,8 @@ def fitting(written: str) -> Callable[[_Function], _Function]:
 
 class FittingClass(TellingClass):
     """The class of `Telling` classes whose calls, and those of whose public methods, are checked.
-    Their ``_WRITTEN`` is an example, or one for each method, and one for the class by its name."""
+    Their ``_WRITTEN`` is an example, or one for each method, and one for the class by its name.
+    ``_FOR_OPERATORS``: methods that are called for each batch, unchecked."""
 
     if not TYPE_CHECKING:  # a type checker knows the arguments
 
@@ -202,6 +203,8 @@ class FittingClass(TellingClass):
             for called, member in list(members.items()):
                 static = isinstance(member, staticmethod)
                 if called.startswith("_") or not (static or inspect.isfunction(member)):
+                    continue
+                if called in members.get("_FOR_OPERATORS", ()):
                     continue
                 cure = _example(members["_WRITTEN"], called)
                 checked = _checked(member.__func__ if static else member, f"{name}.{called}", cure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -20,10 +21,19 @@ from everflow.records import (
     Int64,
     StoreChanges,
     TasksResult,
+    partitions_in,
+    rises,
     valid,
 )
 from everflow.serdes import Serde
-from everflow.serdes.base import ResultDecoder, decode_present, matrix_from_binary, rest
+from everflow.serdes.base import (
+    ResultDecoder,
+    SerdeError,
+    bytes_of,
+    decode_present,
+    rest,
+    words,
+)
 from everflow.serdes.windowed import (
     START_BYTES,
     STORE_SUFFIX_BYTES,
@@ -93,7 +103,7 @@ class KeyedOperator(TableOperator):
                 dropped[LATE] = int(len(starts) - np.count_nonzero(is_open))
                 at, starts = at[is_open], starts[is_open]
             rows, owners = rows[at], owners[at]
-        if len(rows) != len(batch) or window is not None:
+        if len(rows) != len(batch) or (window is not None and not _rows_of_all(rows)):
             keys = keys.take(rows)
         return grouped(KeyedRows(rows, keys, owners, starts), window, after, dropped)
 
@@ -161,10 +171,12 @@ class Groups:
 
     def take(self, column: pa.Array) -> pa.Array:
         """The batch's ``column`` per contribution; not copied if every record contributes once."""
-        every_row = len(self.rows) == len(column) and (
-            self.starts is None or bool((self.rows == np.arange(len(column))).all())
-        )
+        every_row = len(self.rows) == len(column) and (self.starts is None or self._of_all)
         return column if every_row else column.take(self.rows)
+
+    @cached_property
+    def _of_all(self) -> bool:
+        return _rows_of_all(self.rows)
 
     def entries(self, inputs: Inputs, store: str) -> list[bytes | None]:
         """The groups' entries in a store, read in key order by one call for each task."""
@@ -180,6 +192,11 @@ class Groups:
             partition: [StoreChanges(store, self.keys[part], values[part], timestamps[part])]
             for partition, part in self.parts
         }
+
+
+def _rows_of_all(rows: Int64) -> bool:
+    """Whether ``rows`` of as many records are all of them in turn."""
+    return bool((rows == np.arange(len(rows))).all())
 
 
 @dataclass
@@ -209,15 +226,11 @@ def grouped(
     by_key: bool = True,
 ) -> Groups:
     """``by_key``: a task's groups are in the order of their keys, else in that of their arrival."""
-    codes, unique, starts = _codes(keyed.keys, keyed.starts, window)
-    codes, found, members = by_task(codes, keyed.owners)
-    if found is not None:
-        unique = unique.take(found)
-        starts = None if starts is None else starts[found]
+    codes, unique, starts, members = _codes(keyed, window)
     order = np.arange(len(unique))
     if by_key:
         order = pc.sort_indices(unique).to_numpy().astype(np.int64)
-    if found is not None:
+    if not rises(members[order]):
         order = order[np.argsort(members[order], kind="stable")]
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
@@ -256,7 +269,7 @@ def stream_times(
     """The stream time of each record's task at that record, and of all tasks after them."""
     after = dict(before)
     running = times.copy()
-    for partition in np.unique(owners).tolist():
+    for partition in partitions_in(owners):
         mine = owners == partition
         running[mine] = np.maximum(np.maximum.accumulate(times[mine]), before[partition])
         after[partition] = int(running[mine][-1])
@@ -265,7 +278,7 @@ def stream_times(
 
 def running_max(codes: Int64, values: Int64) -> Int64:
     """The highest value of each row's code up to that row."""
-    if (np.diff(values) >= 0).all():
+    if rises(values):
         return values
     order = np.argsort(codes, kind="stable")
     # In ranks, so that products stay small whatever the values are.
@@ -296,10 +309,12 @@ def task_codes(keys: pa.Array, partitions: Int32) -> Int64:
 
 def task_slices(members: Int32) -> list[tuple[int, slice]]:
     """Each partition in a sorted column, and where it stands."""
-    begins = np.flatnonzero(np.diff(members, prepend=-1)).tolist()
-    ends = [*begins, len(members)][1:]
+    if not len(members):
+        return []
+    begins = ((members[1:] != members[:-1]).nonzero()[0] + 1).tolist()
     return [
-        (int(members[begin]), slice(begin, end)) for begin, end in zip(begins, ends, strict=True)
+        (int(members[begin]), slice(begin, end))
+        for begin, end in zip([0, *begins], [*begins, len(members)], strict=True)
     ]
 
 
@@ -333,10 +348,13 @@ def stored(found: Sequence[bytes | None], decoder: ResultDecoder) -> Stored:
     """Entries of a store (8-byte timestamp and value bytes), read; None where there is none."""
     raw = pa.array(found, pa.binary())
     present = valid(raw)
+    content, places = bytes_of(raw.drop_null() if raw.null_count else raw)
+    long_enough = places[1:] - places[:-1] >= TIMESTAMP_BYTES
+    if not long_enough.all():
+        index = int(present.nonzero()[0][np.argmin(long_enough)])
+        raise SerdeError(f"an entry of {len(found[index] or b'')} bytes lacks a time", index=index)
     timestamps = np.full(len(raw), NEVER)
-    times = pc.binary_slice(raw.drop_null(), 0, TIMESTAMP_BYTES)
-    rows = np.ascontiguousarray(matrix_from_binary(times, TIMESTAMP_BYTES))
-    timestamps[present] = rows.view(">i8").reshape(-1)
+    timestamps[present] = words(content, ">i8")[places[:-1]]
     values = decode_present(raw, lambda some: decoder.decode_array(rest(some, TIMESTAMP_BYTES)))
     return Stored(present, timestamps, values)
 
@@ -371,36 +389,46 @@ def result(
 
 
 def _codes(
-    keys: pa.Array, starts: Int64 | None, window: TimeWindows | None
-) -> tuple[Int64, pa.Array, Int64 | None]:
-    encoded = keys.dictionary_encode()
-    codes = encoded.indices.to_numpy().astype(np.int64)
-    if starts is None or window is None:
-        return codes, encoded.dictionary, None
-    if len(codes) == 0:
-        return codes, encoded.dictionary, starts
-    # one number for (key, window): windows start at multiples of the advance, so their numbers are
-    # small
-    numbers = starts // window.advance_ms
-    lowest = int(numbers.min())
-    span = int(numbers.max()) - lowest + 1
-    if (
-        span * len(encoded.dictionary) > np.iinfo(np.int64).max
-    ):  # stray timestamps: number the windows densely
-        windows, numbers = np.unique(numbers, return_inverse=True)
-        lowest, span = 0, len(windows)
-    else:
-        windows = None
-    pairs = pa.array(codes * span + (numbers - lowest)).dictionary_encode()
-    unique = pairs.dictionary.to_numpy()
-    offsets = unique % span
-    group_starts = (offsets + lowest if windows is None else windows[offsets]) * window.advance_ms
-    group_keys = encoded.dictionary.take(unique // span)
-    return (
-        pairs.indices.to_numpy().astype(np.int64),
-        window_store_keys(group_keys, group_starts),
-        group_starts,
-    )
+    keyed: KeyedRows, window: TimeWindows | None
+) -> tuple[Int64, pa.Array, Int64 | None, Int32]:
+    """The group of each row; and of each group, as they came first: the key in the store, the start
+    of its window, and the partition of its task."""
+    keys, starts, owners = keyed.keys.dictionary_encode(), keyed.starts, keyed.owners
+    codes = keys.indices.to_numpy().astype(np.int64)
+    partitions = partitions_in(owners)
+    one_task = len(partitions) < 2
+    if not len(codes) or (one_task and (starts is None or window is None)):
+        members = np.full(len(keys.dictionary), owners[0] if len(owners) else 0, np.int32)
+        return codes, keys.dictionary, starts, members
+    if not one_task:
+        tasks = np.empty(partitions[-1] + 1, np.int64)
+        tasks[partitions] = np.arange(len(partitions))
+        codes = codes * len(partitions) + tasks[owners]
+    numbers = distinct = None
+    if starts is not None and window is not None:
+        # one number for (key, task, window): windows start at multiples of the advance, so their
+        # numbers are small
+        numbers = starts // window.advance_ms
+        lowest = int(numbers.min())
+        span = int(numbers.max()) - lowest + 1
+        if span * (int(codes.max()) + 1) > np.iinfo(np.int64).max:
+            # stray timestamps: number the windows densely
+            distinct, numbers = np.unique(numbers, return_inverse=True)
+            lowest, span = 0, len(distinct)
+        codes = codes * span + (numbers - lowest)
+    pairs = pa.array(codes).dictionary_encode()
+    unique, group_starts = pairs.dictionary.to_numpy(), None
+    if numbers is not None:
+        unique, offsets = unique // span, unique % span + lowest
+        group_starts = (offsets if distinct is None else distinct[offsets]) * window.advance_ms
+    members = np.full(len(unique), partitions[0], np.int32)
+    if not one_task:
+        unique, at = unique // len(partitions), unique % len(partitions)
+        members = np.array(partitions, np.int32)[at]
+    group_keys = keys.dictionary.take(pa.array(unique))
+    if group_starts is not None:
+        group_keys = window_store_keys(group_keys, group_starts)
+    return pairs.indices.to_numpy().astype(np.int64), group_keys, group_starts, members
 
 
 # --- entries of window stores, read by key and time, for operators that need what is near ---------

@@ -6,8 +6,7 @@ import base64
 import json
 import pickle
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -171,11 +170,13 @@ class BatchRequest:
     """With ``times``: of the records that may be taken, held back ones included, so many at most,
     in order of time over all tasks, but all of one time of an input. None: all of them."""
 
-    def ending(self, ends: Mapping[TopicPartition, int]) -> BatchRequest:
+    def ending(self, ends: Mapping[TopicPartition, int], **changes: Any) -> BatchRequest:
+        """The same batch up to these ends; ``changes``: of other fields."""
         return replace(
             self,
             ranges={tp: OffsetRange(wanted.start, ends[tp]) for tp, wanted in self.ranges.items()},
             log_ends={tp: max(end, ends.get(tp, end)) for tp, end in self.log_ends.items()},
+            **changes,
         )
 
     def reused(self) -> dict[TopicPartition, tuple[TaskId, str]]:
@@ -351,15 +352,19 @@ class BatchResult:
         return self.outcome == COMMITTED
 
 
-@contextmanager
-def timed(timings: dict[str, float], name: str) -> Iterator[None]:
-    """Adds to ``timings`` how many ms the block took, also where it fails: the time was spent."""
-    began = time.perf_counter()
-    try:
-        yield
-    finally:
-        spent = (time.perf_counter() - began) * 1000
-        timings[name] = round(timings.get(name, 0.0) + spent, 2)
+class timed:
+    """A context that adds to ``timings`` how many ms its block took, also where it fails: the time
+    was spent."""
+
+    def __init__(self, timings: dict[str, float], name: str) -> None:
+        self._timings, self._name = timings, name
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        spent = (time.perf_counter() - self._began) * 1000
+        self._timings[self._name] = round(self._timings.get(self._name, 0.0) + spent, 2)
 
 
 @dataclass(frozen=True)

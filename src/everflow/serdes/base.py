@@ -137,9 +137,9 @@ def matrix_from_binary(data: pa.Array, width: int) -> npt.NDArray[np.uint8]:
     if data.null_count:
         data = data.fill_null(b"\x00" * width)
     content, places = bytes_of(data)
-    wrong = np.flatnonzero(np.diff(places) != width)
-    if len(wrong):
-        index = int(wrong[0])
+    right = places[1:] - places[:-1] == width
+    if not right.all():
+        index = int(np.argmin(right))
         raise wrong_width(f"expected {width} bytes", width, data[index].as_py(), index=index)
     return content[places[0] : places[-1]].reshape(len(data), width)
 

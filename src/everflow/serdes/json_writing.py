@@ -29,7 +29,7 @@ _Texts = Callable[[pa.Array], pa.Array]
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _FEW = 400
 """Up to this number of rows, columns are no faster than one by one."""
-_CHECKED_AT_ONCE = 32
+_CHECKED_AT_ONCE = 16
 """From this number of values on, one search of their columns for NaN is faster than one each."""
 _COLUMN_BYTES, _OBJECT_BYTES = 4_000_000, 1_000_000
 """Bytes of large values that are written at once, in columns and by value: as objects they take up
@@ -122,7 +122,8 @@ def write_columns(values: pa.Array) -> pa.Array:
 
 
 def _by_value(values: pa.Array) -> pa.Array:
-    written = _row_writer(values.type, len(values) >= _CHECKED_AT_ONCE and _all_finite(values))
+    finite = len(values) >= _CHECKED_AT_ONCE and _all_finite(values)
+    written = _row_writer(values.type, finite, values.null_count > 0)
     # of 2,048 values at once each takes three times as long: their memory is no more at hand
     return _in_chunks(
         values,
@@ -161,9 +162,14 @@ def _in_chunks(values: pa.Array, size: int, most_bytes: int, texts: _Texts) -> p
 
 
 @lru_cache(maxsize=256)
-def _row_writer(type_: pa.DataType, finite: bool) -> Callable[[Any], bytes | None]:
-    """Writes what ``to_pylist`` gives; None for None. ``finite``: all numbers in it are."""
+def _row_writer(
+    type_: pa.DataType, finite: bool, nulls: bool = True
+) -> Callable[[Any], bytes | None]:
+    """Writes what ``to_pylist`` gives; None for None (``nulls``: there may be one). ``finite``: all
+    numbers in it are."""
     convert = _converter(type_, finite)
+    if convert is None and not nulls:
+        return orjson.dumps
 
     def written(value: Any) -> bytes | None:
         if value is None:

@@ -31,6 +31,7 @@ from everflow.serdes.base import (
     Serde,
     SerdeError,
     binary_from_matrix,
+    bytes_of,
     decode_one,
     flat,
     matrix_from_binary,
@@ -141,7 +142,8 @@ class PackedSerde(ByColumn):
     def _decode_all(self, data: pa.Array) -> pa.Array:
         layout = _layout(self.type)
         width = layout.itemsize
-        lengths = pc.binary_length(data).to_numpy().astype(np.int64)
+        _, places = bytes_of(data)
+        lengths = (places[1:] - places[:-1]).astype(np.int64)
         _check(lengths >= width, lengths, f"at least {width}")
         heads = data if (lengths == width).all() else pc.binary_slice(data, 0, width)
         rows = np.ascontiguousarray(matrix_from_binary(heads, width)).view(layout).reshape(-1)
@@ -235,7 +237,7 @@ def _from_numbers(numbers: npt.NDArray[Any], type_: pa.DataType) -> pa.Array:
         little = np.ascontiguousarray(numbers[:, ::-1]).reshape(-1)
         return pa.Array.from_buffers(type_, len(numbers), [None, pa.py_buffer(little)])
     found = pa.array(numbers.astype(numbers.dtype.newbyteorder("=")))
-    return found if pa.types.is_floating(type_) else found.view(type_)
+    return found if found.type == type_ else found.view(type_)
 
 
 def _mask(rows: _Bytes, index: int) -> pa.Array:
@@ -244,9 +246,8 @@ def _mask(rows: _Bytes, index: int) -> pa.Array:
 
 
 def _check(good: npt.NDArray[np.bool_], lengths: Int64, expected: str) -> None:
-    bad = np.flatnonzero(~good)
-    if len(bad):
-        index = int(bad[0])
+    if not good.all():
+        index = int(np.argmin(good))
         raise SerdeError(
             f"a packed value of {lengths[index]} bytes, expected {expected}", index=index
         )

@@ -130,7 +130,7 @@ class StringSerde(_Single):
             raise SerdeError(f"not UTF-8: the byte 0x{byte:02x} at {error.start}") from error
 
     def encode_array(self, values: pa.Array) -> pa.Array:
-        return flat(values, pa.string()).cast(pa.binary())
+        return flat(values, pa.string()).view(pa.binary())
 
     def decode_array(self, data: pa.Array) -> pa.Array:
         data = flat(data, pa.binary())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from everflow.windows import Windowed
 
 START_BYTES = 8
 _SEQUENCE_ZERO = b"\x00\x00\x00\x00"
+_NOTHING = pa.scalar(b"")
 STORE_SUFFIX_BYTES = START_BYTES + len(_SEQUENCE_ZERO)
 _TWO_TIMES = struct.Struct(">qq")
 SESSION_SUFFIX_BYTES = _TWO_TIMES.size
@@ -75,7 +77,8 @@ class _WindowedSerde(ByColumn):
     def encode_array(self, values: pa.Array) -> pa.Array:
         key, start, end = flat(values, self.type).flatten()
         written = [end, start] if self.size_ms is None else [start]
-        times = [time_column(column.fill_null(0).to_numpy()) for column in written]
+        filled = [one.fill_null(0) if one.null_count else one for one in written]
+        times = [time_column(column.to_numpy()) for column in filled]
         return _join(self.inner.encode_array(key), times)
 
     def _decode_all(self, data: pa.Array) -> pa.Array:
@@ -125,6 +128,7 @@ def without_suffix(keys: pa.Array, suffix: int) -> pa.Array:
     return pc.binary_slice(keys, 0, -suffix)
 
 
+@lru_cache(maxsize=256)
 def windowed_key_type(key: pa.DataType) -> pa.DataType:
     """``struct<key: K, start: int64, end: int64>``, the key of windowed results."""
     return pa.struct([("key", key), ("start", pa.int64()), ("end", pa.int64())])
@@ -236,4 +240,4 @@ def _split_all(inner: Serde, data: pa.Array, times: int) -> tuple[pa.Array, list
 
 
 def _join(keys: pa.Array, rest: list[pa.Array | pa.Scalar]) -> pa.Array:
-    return pc.binary_join_element_wise(keys, *rest, pa.scalar(b""))
+    return pc.binary_join_element_wise(keys, *rest, _NOTHING)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from everflow.records import EdgeBatch, Int64, KeyPlaces, joined_headers
+from everflow.records import EdgeBatch, Int64, KeyPlaces, joined_headers, rises
 
 
 @dataclass(kw_only=True)
@@ -65,7 +65,9 @@ def readable(array: pa.Array) -> pa.Array:
 def as_text(raw: pa.Array) -> pa.Array:
     """Bytes as text; bad ones become U+FFFD, as in Java."""
     try:
-        return raw.cast(pa.string())
+        text = raw.view(pa.string())
+        text.validate(full=True)
+        return text
     except pa.ArrowInvalid:
         decoded = [
             None if text is None else text.decode("utf-8", "replace") for text in raw.to_pylist()
@@ -75,6 +77,8 @@ def as_text(raw: pa.Array) -> pa.Array:
 
 def concat(batches: Sequence[EdgeBatch]) -> EdgeBatch:
     """All records of several batches of one type, in merge order (stable by ``seq``)."""
+    if len(batches) == 1:
+        return batches[0]
     joined = appended(batches)
     return in_order(joined) if sum(map(bool, map(len, batches))) > 1 else joined
 
@@ -114,7 +118,7 @@ def empty_like(key: pa.DataType, value: pa.DataType) -> EdgeBatch:
 
 def in_order(batch: EdgeBatch) -> EdgeBatch:
     """The same records with ``seq`` never decreasing (stable)."""
-    if len(batch) < 2 or (np.diff(batch.seq) >= 0).all():
+    if rises(batch.seq):
         return batch
     return batch.take(np.argsort(batch.seq, kind="stable"))
 

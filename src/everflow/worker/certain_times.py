@@ -345,19 +345,21 @@ def certain_times(
     that are not, since it was ``lowest``: then all that is not done is taken."""
     if request.times is not None:
         return CertainTimes.of(batch, sources, request)
-    if not any(one.held for one in sources) or not _held_back(sources, request):
+    if not _held_back([one for one in sources if one.held], request):
         return None
     all_ = dict.fromkeys(request.ranges, InputTime(silent=True))
     found = CertainTimes.of(batch, sources, replace(request, times=all_))
     return replace(found, inputs={})
 
 
-def _held_back(sources: Sequence[Source], request: BatchRequest) -> bool:
+def _held_back(held: Sequence[Source], request: BatchRequest) -> bool:
+    if not held:
+        return False
     times = {one.task: one.stream_times for one in request.tasks}
-    of = sources_of_logs(sources, request.ranges)
     return any(
-        source.held and read_to(times.get(source.task(log), {}), source.timed) > at.start
-        for (log, source), at in zip(of.items(), map(request.ranges.__getitem__, of), strict=True)
+        source.reads(log) and read_to(times.get(source.task(log), {}), source.timed) > at.start
+        for log, at in request.ranges.items()
+        for source in held
     )
 
 

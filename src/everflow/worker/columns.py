@@ -280,7 +280,8 @@ class NodeColumns:
         batch = records[self.input]
         if self.predicate is not None:
             (kept,) = self._computed(self.predicate, batch, client)
-            kept = pc.fill_null(kept, False)
+            if kept.null_count:
+                kept = kept.fill_null(False)
             if kept.true_count < len(batch):
                 batch = batch.take(np.flatnonzero(kept.to_numpy(zero_copy_only=False)))
         records[self.output] = batch if self.made is None else self._made(self.made, batch, client)
@@ -402,24 +403,33 @@ def _called(call: Call, rows: pa.RecordBatch, client: ColumnClient) -> list[pa.A
 
 
 def seen(batch: EdgeBatch, reads: pa.Schema, sources: Sources) -> list[pa.Array]:
-    def topics() -> pa.Array:
-        names = [source.topic for source in sources]
-        return pa.array([names[index] for index in batch.source.tolist()], pa.string())
+    columns = []
+    for name, kind in zip(reads.names, reads.types, strict=True):
+        column = _SEEN[name](batch, sources)
+        columns.append(column if column.type.equals(kind) else column.cast(kind))
+    return columns
 
-    def partitions() -> pa.Array:
-        firsts = np.array([source.first for source in sources], np.int32)
-        lie = batch.partition + firsts[batch.source] if firsts.any() else batch.partition
-        return pa.array(lie, pa.int32())
 
-    made: dict[str, Callable[[], pa.Array]] = {
-        "key": lambda: batch.key,
-        "value": lambda: batch.value,
-        "timestamp": lambda: pa.array(batch.timestamp, pa.int64()),
-        "topic": topics,
-        "partition": partitions,
-        "offset": lambda: pa.array(batch.offset, pa.int64()),
-        "headers": lambda: no_headers(len(batch)) if batch.headers is None else batch.headers,
-        "left": lambda: pc.struct_field(batch.value, "left"),
-        "right": lambda: pc.struct_field(batch.value, "right"),
-    }
-    return [made[field.name]().cast(field.type) for field in reads]
+def _topics(batch: EdgeBatch, sources: Sources) -> pa.Array:
+    names = [source.topic for source in sources]
+    return pa.array([names[index] for index in batch.source.tolist()], pa.string())
+
+
+def _partitions(batch: EdgeBatch, sources: Sources) -> pa.Array:
+    firsts = np.array([source.first for source in sources], np.int32)
+    lie = batch.partition + firsts[batch.source] if firsts.any() else batch.partition
+    return pa.array(lie, pa.int32())
+
+
+_SEEN: Mapping[str, Callable[[EdgeBatch, Sources], pa.Array]] = {
+    "key": lambda batch, _: batch.key,
+    "value": lambda batch, _: batch.value,
+    "timestamp": lambda batch, _: pa.array(batch.timestamp, pa.int64()),
+    "topic": _topics,
+    "partition": _partitions,
+    "offset": lambda batch, _: pa.array(batch.offset, pa.int64()),
+    "headers": lambda batch, _: no_headers(len(batch)) if batch.headers is None else batch.headers,
+    "left": lambda batch, _: pc.struct_field(batch.value, "left"),
+    "right": lambda batch, _: pc.struct_field(batch.value, "right"),
+}
+"""What a user sees of records, by name."""

@@ -45,7 +45,7 @@ from everflow.serdes.debezium_serde import NO_KEY, keyless
 from everflow.serdes.json_serde import JsonSerde
 from everflow.serdes.registered import Registered
 from everflow.serdes.wire_format import with_header, without_ids
-from everflow.topology.batches import BatchInput, as_text, concat
+from everflow.topology.batches import BatchInput, as_text, concat, empty_like
 from everflow.topology.partitioners import KeyPartitioner, partitioner_name, partitions_of
 from everflow.topology.plan import DEAD_LETTER_SLOT, DEAD_LETTER_TYPE, PhysicalPlan
 from everflow.topology.sources import Source, sources_of_logs
@@ -254,6 +254,9 @@ def _said(source: Source, by: KeyPartitioner, keys: pa.Array, count: int) -> Int
 # --- records --------------------------------------------------------------------------------------
 
 
+_NO_LETTERS = empty_like(DEAD_LETTER_TYPE.key, DEAD_LETTER_TYPE.value)
+
+
 @dataclass(frozen=True)
 class LogDecoder:
     """Records of the log -> the slots of the sources, and the dead letters."""
@@ -294,9 +297,9 @@ class LogDecoder:
         odd = odd_times(batch_input.timestamp)
         for source in self.sources:
             mine = LogColumns.concat(
-                [found for tp, found in read.items() if source_of[tp].index == source.index]
+                [found for tp, found in read.items() if source_of[tp] is source]
             )
-            rows = np.flatnonzero(batch_input.source == source.index)
+            rows = (batch_input.source == source.index).nonzero()[0]
             raw = raw_records(mine, source, batch_input.partition[rows], rows)
             if (places := self.check.of(source, raw)) is not None:
                 keys.append(places)
@@ -356,9 +359,10 @@ def decoded_records(
     for row, reason in (unread or {}).items():
         why = f"the record cannot be read: {_why(reason)}"
         faults[row] = _fault(source, raw, row, reason, why)
-    good = replace(raw.with_columns(key, decoded), headers=headers)
+    good = raw.with_columns(key, decoded)
+    good.headers = headers
     if not faults:
-        return good, judge.letters(source, raw, {})
+        return good, _NO_LETTERS
     keep = np.ones(len(raw), dtype=bool)
     keep[list(faults)] = False
     return good.take(np.flatnonzero(keep)), judge.letters(source, raw, faults)

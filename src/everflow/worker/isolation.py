@@ -160,7 +160,9 @@ class Isolated:
 
     def decoded(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> BatchInput:
         with timed(self.timings, "decode"):
-            return replace(self.decoder.run(read, judge), known=self.known)
+            decoded = self.decoder.run(read, judge)
+            decoded.known = self.known
+            return decoded
 
     def _unsure(self, error: Exception) -> bool:
         """True if a run on checked stores may tell more than the ``error``."""

@@ -18,7 +18,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from everflow.records import EdgeBatch, Int64, OffsetRange, TaskId, TopicPartition
+from everflow.records import (
+    EdgeBatch,
+    Int64,
+    OffsetRange,
+    TaskId,
+    TopicPartition,
+    partitions_in,
+    rises,
+)
 from everflow.topology.arrival import DIGIT, Way, Ways
 from everflow.topology.batches import BatchInput, appended, concat, empty_like, in_order
 from everflow.topology.plan import AskOp, AssumedOp, NodeOp, SinkOp, StatefulOp, WriteOp
@@ -245,6 +253,10 @@ def merge_inputs(
     16). ``waits``: inputs where it ends, too, as more may come to them; None: it ends nowhere
     (``max.task.idle.ms``).
     """
+    merged = _merged_tasks(sources, ranges)
+    if not merged:  # all records have their places, and all are taken
+        consumed = {tp: wanted.end for tp, wanted in ranges.items()}
+        return Merged(dict(batch_input.batches), consumed)
     total = len(batch_input.source)
     rank = np.arange(total, dtype=np.int64)
     kept = np.ones(total, dtype=bool)
@@ -252,7 +264,7 @@ def merge_inputs(
     if waits is not None:
         unread = (tp for tp, wanted in ranges.items() if wanted.end < log_ends[tp])
         more = frozenset((*unread, *waits))
-    for partition, members in _merged_tasks(sources, ranges):
+    for partition, members in merged:
         rows = np.flatnonzero(
             (batch_input.partition == partition)
             & np.isin(batch_input.source, [source.index for source in members])
@@ -295,11 +307,13 @@ def merge_tasks(batch: EdgeBatch) -> EdgeBatch:
     Written task by task, the whole backlog of one would come before the next one's first record,
     and a window behind a re-key would drop that record as late.
     """
-    tasks = np.unique(batch.partition)
+    if rises(batch.timestamp):
+        return batch
+    tasks = partitions_in(batch.partition)
     if len(tasks) < 2:
         return batch
     effective = _running_maximum(batch.timestamp, batch.partition, tasks)
-    if (np.diff(effective) >= 0).all():
+    if rises(effective):
         return batch
     return batch.take(np.argsort(effective, kind="stable"))
 
@@ -308,6 +322,8 @@ def _merged_tasks(
     sources: tuple[Source, ...], partitions: Iterable[TopicPartition]
 ) -> list[tuple[int, list[Source]]]:
     """(partition, sources) of every task in the batch that reads more than one log."""
+    if not any(source.merged for source in sources):
+        return []
     by_task: dict[TaskId, list[Source]] = {}
     for tp, source in sources_of_logs(sources, partitions).items():
         if source.merged:

@@ -390,8 +390,9 @@ class ResidentStep:
             request, read = self._read(reader, request)
             memory.begin(sum(found.nbytes for found in read.values()))
         arrivals = self._arrivals(reader, request, read)
-        calls = self.step.calls if arrivals is None else SideBySide(wanted, arrivals.here)
-        outliving = replace(self.step, calls=calls)
+        outliving = self.step
+        if arrivals is not None:
+            outliving = replace(self.step, calls=SideBySide(wanted, arrivals.here))
 
         def compute(
             request: BatchRequest,
@@ -463,7 +464,7 @@ class ResidentStep:
             request.latest_ends,
             request.topic_ids,
         )
-        return replace(request.ending(read.ends), silent=read.silent), read.columns
+        return request.ending(read.ends, silent=read.silent), read.columns
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -248,15 +248,30 @@ class TaskStep:
             partitions={op.topic: partitions.get(op.topic, 1) for op in plan.assumed},
         )
 
-    @property
+    @cached_property
     def side_by_side(self) -> int:
         """How many operators make calls side by side: they share a batch's time."""
         nodes = (op.node for op in self.ops if isinstance(op, NodeOp))
         return sum(isinstance(node, FunctionNode) and node.calls is not None for node in nodes)
 
-    @property
+    @cached_property
     def stateful(self) -> tuple[StatefulOp, ...]:
         return tuple(op for op in self.ops if isinstance(op, StatefulOp))
+
+    @cached_property
+    def _marks(self) -> frozenset[str]:
+        """Of operators in pieces, what is kept beside stream times."""
+        pieces = [op for op in self.stateful if op.operator.in_pieces]
+        return frozenset(clock_name(op.name, mark) for op in pieces for mark in op.operator.marks)
+
+    @cached_property
+    def _used_by_several(self) -> frozenset[str]:
+        """Stores of several operators (D5); processors that share one run as one operator."""
+        users: dict[str, set[str]] = {}
+        for op in self.stateful:
+            for spec in op.stores:
+                users.setdefault(spec.name, set()).add((*op.together, op.name)[0])
+        return frozenset(name for name, of in users.items() if len(of) > 1)
 
     @property
     def ordered_by_users(self) -> bool:
@@ -374,8 +389,7 @@ class TaskStep:
         stream_times = extracted.stream_times(consumed, request)
         for task, names in kept.items():
             stream_times.setdefault(task, {}).update(names)
-        pieces = [op for op in self.stateful if op.operator.in_pieces]
-        marks = {clock_name(op.name, mark) for op in pieces for mark in op.operator.marks}
+        marks = self._marks
         newest = {
             one.task: max((ms for n, ms in one.stream_times.items() if n not in marks), default=-1)
             for one in request.tasks
@@ -395,15 +409,10 @@ class TaskStep:
         return records, result, certain
 
     def _shared_stores(self, idle: bool, certain: bool) -> frozenset[str]:
-        """Stores that need the batch's own changes: of several operators (D5), ``idle`` ones, or
-        all (``certain``), whose times move behind the records."""
-        users: dict[str, set[str]] = {}
-        twice = set[str]()
-        for op in self.stateful:
-            for spec in op.stores:  # processors that share one run as one operator
-                users.setdefault(spec.name, set()).add((*op.together, op.name)[0])
-                twice |= {spec.name} if certain or (idle and op.idle) else set()
-        return frozenset(twice.union(name for name, of in users.items() if len(of) > 1))
+        """Stores that need the batch's own changes: of several operators, ``idle`` ones, or all
+        (``certain``), whose times move behind the records."""
+        moving = [op for op in self.stateful if certain or (idle and op.idle)]
+        return self._used_by_several.union(spec.name for op in moving for spec in op.stores)
 
 
 def _phase(op: StepOp | RunsColumns) -> str:
@@ -469,8 +478,10 @@ class _Running:
         return Failures(op, self.step.sources, self.order.read(op), self.step.every_failure)
 
     def _run_stateful(self, op: StatefulOp) -> None:
-        by_name = {one.name: one for one in self.step.stateful}
-        group = [by_name[name] for name in op.together] or [op]
+        group = [op]
+        if op.together:
+            by_name = {one.name: one for one in self.step.stateful}
+            group = [by_name[name] for name in op.together]
         sides = self.order.sides(group)
         for one, inputs in zip(group, sides, strict=True):
             if one.through:  # what fails while it looks rows up is linked to these records
@@ -847,7 +858,8 @@ def _to_outputs(op: SinkOp, failures: Failures) -> list[SinkOutput]:
     if op.partitioner == "column":
         said = pc.struct_field(batch.value, [0])
         batch = batch.with_columns(value=pc.struct_field(batch.value, [1]))
-    failures = replace(failures, batch=batch)
+    if batch is not failures.batch:
+        failures = replace(failures, batch=batch)
     topics, value = _topics(op, failures)
     keys = _encoded(op.key_serde, batch.key, failures, PRODUCTION)
     values = _encoded(op.value_serde, value, failures, PRODUCTION)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from everflow.errors import RecordTimeError
 from everflow.protocol.messages import Ages, BatchRequest
-from everflow.records import EdgeBatch, Int64, TaskId, TopicPartition, valid
+from everflow.records import EdgeBatch, Int64, TaskId, TopicPartition, rises, valid
 from everflow.serdes.windowed import python_keys
 from everflow.topology.batches import BatchInput
 from everflow.topology.graph import (
@@ -373,6 +373,8 @@ def moved(
     request: BatchRequest, sources: Sequence[Source], consumed: Mapping[TopicPartition, int]
 ) -> Moved:
     """Moves that the request asks for, of tasks that have read all: what is left may be older."""
+    if not request.idle:
+        return {}
     logs = [tp for tp, end in request.log_ends.items() if consumed[tp] < end]
     behind = {source.task(tp) for tp, source in sources_of_logs(sources, logs).items()}
     return {task: names for task, names in request.idle.items() if task not in behind}
@@ -414,19 +416,17 @@ def ages_read(
     stream_times: Mapping[TaskId, int],
 ) -> list[Ages]:
     """Ages of the ``consumed`` records. ``stream_times``: of the tasks before the batch."""
-    if not len(batch_input.source):
+    of, partitions, offsets = batch_input.source, batch_input.partition, batch_input.offset
+    if not len(of):
         return []
-    changes = (np.diff(batch_input.source) != 0) | (np.diff(batch_input.partition) != 0)
-    starts = np.concatenate(([0], np.flatnonzero(changes) + 1))
-    ends = np.append(starts[1:], len(batch_input.source))
+    changes = (of[1:] != of[:-1]) | (partitions[1:] != partitions[:-1])
+    begins = (changes.nonzero()[0] + 1).tolist()
     found = []
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        source, partition = (
-            sources[int(batch_input.source[start])],
-            int(batch_input.partition[start]),
-        )
+    for start, end in zip([0, *begins], [*begins, len(of)], strict=True):
+        source, partition = sources[int(of[start])], int(partitions[start])
         read = consumed[source.log(partition)]
-        end = start + int(np.searchsorted(batch_input.offset[start:end], read))
+        if offsets[end - 1] >= read:
+            end = start + int(np.searchsorted(offsets[start:end], read))
         task = TaskId(source.subtopology, partition)
         newest = stream_times.get(task, -1)
         found.append(_of(batch_input.timestamp[start:end], str(task), source.node, newest))
@@ -442,11 +442,13 @@ def _of(times: Int64, task: str, node: str, newest: int | None = None) -> Ages |
     """The ages of these times; None if all are negative, which are no times."""
     if not len(times):
         return None
-    if (least := int(times.min())) < 0:
+    in_order = rises(times)
+    least, most = (times[0], times[-1]) if in_order else (times.min(), times.max())
+    if least < 0:
         return _of(times[times >= 0], task, node, newest)
-    total, most = float(times.sum(dtype=np.float64)), int(times.max())
-    found = Ages(task, node, len(times), total, least, most)
-    if newest is None or (least >= newest and bool((np.diff(times) >= 0).all())):
+    total = float(times.sum(dtype=np.float64))
+    found = Ages(task, node, len(times), total, int(least), int(most))
+    if newest is None or (in_order and least >= newest):
         return found
     late = np.maximum(np.maximum.accumulate(times), newest) - times
     return found._replace(late_total=float(late.sum(dtype=np.float64)), late_most=int(late.max()))

@@ -121,9 +121,9 @@ class ColumnFold:
             np.add.at(counts, codes if self.values is None else codes[valid(self.values)], 1)
             return pa.array(counts, pa.int64())
         fold = self._numbers()
-        used = np.flatnonzero(fold.used)
+        used = fold.used.nonzero()[0]
         stops = [merge.at for merge in self.group_values.merges]
-        bounds = [0, *np.searchsorted(used, np.array(stops, np.int64)).tolist(), len(used)]
+        bounds = [0, *(int(np.searchsorted(used, stop)) for stop in stops), len(used)]
         with decimal.localcontext(DIGITS), np.errstate(invalid="ignore", over="ignore"):
             for number, (begin, end) in enumerate(pairwise(bounds)):
                 if number:
@@ -273,7 +273,8 @@ def as_numbers(
         if pa.types.is_temporal(type_):
             both = both.view(pa.int32() if type_.bit_width == 32 else pa.int64())
         kind = "f" if pa.types.is_floating(type_) else "i"
-        raw = both.cast(pa.float64() if kind == "f" else pa.int64())
+        wide = pa.float64() if kind == "f" else pa.int64()
+        raw = both if both.type == wide else both.cast(wide)
         numbers = (
             raw.fill_null(_NEUTRAL[column.op, kind]).to_numpy()
             if raw.null_count
@@ -281,9 +282,9 @@ def as_numbers(
         )
 
         def back(state: npt.NDArray[Any], has: _Bools) -> pa.Array:
-            found = pa.array(state, mask=~has)
+            found = pa.array(state, mask=None if has.all() else ~has)
             if not pa.types.is_temporal(type_):
-                return found.cast(type_)
+                return found if type_ == wide else found.cast(type_)
             return (
                 found.cast(pa.int32()).view(type_) if type_.bit_width == 32 else found.view(type_)
             )
