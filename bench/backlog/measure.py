@@ -134,8 +134,9 @@ def _drained(plan: BacklogPlan, job: Job, folder: Path) -> tuple[Timing, Mapping
         finally:
             peaks.stop()
         if group is not None and (killed := killed_for_memory(group)):
+            limit_mib = (plan.container or 0) / MIB
             raise TooMuchMemoryError(
-                f"{killed} processes were ended by the kernel in {plan.container / MIB:,.0f} MiB"
+                f"{killed} processes were ended by the kernel in {limit_mib:,.0f} MiB"
             )
     return timing, peaks.largest()
 

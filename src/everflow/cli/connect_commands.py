@@ -47,7 +47,6 @@ def connect(
     time."""
     from everflow.cli.connect import (
         REPORT_S,
-        Restart,
         desk_of,
         is_bad,
         list_table,
@@ -55,6 +54,7 @@ def connect(
         said,
         status_table,
     )
+    from everflow.topology.connectors import Restart
 
     changes = action in (Action.pause, Action.resume, Action.restart)
     if changes and connector is None:

@@ -33,6 +33,7 @@ from everflow.protocol.messages import (
     BatchResult,
     WorkerClients,
     as_line,
+    from_line,
 )
 from everflow.records import EdgeBatch, KeyPlaces, OffsetRange, StoreChanges, TaskId, TopicPartition
 from everflow.serdes import Serde
@@ -530,9 +531,8 @@ def test_the_first_request_opens_a_reader(tmp_path: Path, monkeypatch: pytest.Mo
     with listener, connection, connection.makefile("rb") as lines:
         assert int(lines.readline()) == os.getpid()
         for reason in ("first", "second"):
-            request = as_line(BatchResult(outcome=COMMITTED, reason=reason))
-            connection.sendall(request)
-            assert lines.readline() == request
+            connection.sendall(as_line(BatchResult(outcome=COMMITTED, reason=reason)))
+            assert from_line(lines.readline()).reason == reason
         connection.sendall(STOP)
         served.join(WAIT_S)
     assert not served.is_alive()
