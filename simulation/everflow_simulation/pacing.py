@@ -388,7 +388,8 @@ class _World:
             for tp, position in task.positions.items()
             if (log := self.logs[tp]).visible > position
         ]
-        return Run(self.batches, written_ms, written_ms - origins, max(unread, default=0.0))
+        behind_ms = float(max(unread, default=0.0))
+        return Run(self.batches, written_ms, written_ms - origins, behind_ms)
 
 
 @dataclass
