@@ -50,7 +50,7 @@ def valid(column: pa.Array) -> npt.NDArray[np.bool_]:
     return found
 
 
-def rises(numbers: Int64) -> bool:
+def rises(numbers: Int64 | Int32) -> bool:
     """Whether none is lower than the one before it."""
     return bool((numbers[1:] >= numbers[:-1]).all())
 

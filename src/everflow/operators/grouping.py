@@ -289,22 +289,25 @@ def running_max(codes: Int64, values: Int64) -> Int64:
     return found
 
 
-def by_task(codes: Int64, owners: Int32) -> tuple[Int64, Int64 | None, Int32]:
-    """Codes that differ by task; the code before (None: there is one task) and task of each."""
-    partitions, numbers = np.unique(owners, return_inverse=True)
-    if len(partitions) <= 1:
-        count = int(codes.max()) + 1 if len(codes) else 0
-        return codes, None, np.full(count, partitions[0] if len(partitions) else 0, np.int32)
-    pairs = pa.array(codes * len(partitions) + numbers).dictionary_encode()
-    found = pairs.dictionary.to_numpy()
-    members = partitions[found % len(partitions)].astype(np.int32)
-    return pairs.indices.to_numpy().astype(np.int64), found // len(partitions), members
-
-
 def task_codes(keys: pa.Array, partitions: Int32) -> Int64:
     """A number for each row, equal where task and key are."""
-    codes = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
-    return by_task(codes, partitions)[0]
+    codes, tasks = _places(keys.dictionary_encode()), _tasks_up_to(partitions)
+    if tasks == 1:
+        return codes
+    return _places(pa.array(codes * tasks + partitions).dictionary_encode())
+
+
+def _places(encoded: pa.DictionaryArray) -> Int64:
+    """Of each row, which value of the dictionary it has."""
+    found: Int64 = encoded.indices.to_numpy().astype(np.int64)
+    return found
+
+
+def _tasks_up_to(partitions: Int32) -> int:
+    """A number above all partitions; 1 where all are the same one."""
+    if not len(partitions) or (partitions == partitions[0]).all():
+        return 1
+    return int(partitions.max()) + 1
 
 
 def task_slices(members: Int32) -> list[tuple[int, slice]]:
@@ -393,42 +396,37 @@ def _codes(
 ) -> tuple[Int64, pa.Array, Int64 | None, Int32]:
     """The group of each row; and of each group, as they came first: the key in the store, the start
     of its window, and the partition of its task."""
-    keys, starts, owners = keyed.keys.dictionary_encode(), keyed.starts, keyed.owners
-    codes = keys.indices.to_numpy().astype(np.int64)
-    partitions = partitions_in(owners)
-    one_task = len(partitions) < 2
-    if not len(codes) or (one_task and (starts is None or window is None)):
+    keys, owners = keyed.keys.dictionary_encode(), keyed.owners
+    starts = None if window is None else keyed.starts
+    codes, tasks = _places(keys), _tasks_up_to(owners)
+    if not len(codes) or (tasks == 1 and starts is None):
         members = np.full(len(keys.dictionary), owners[0] if len(owners) else 0, np.int32)
         return codes, keys.dictionary, starts, members
-    if not one_task:
-        tasks = np.empty(partitions[-1] + 1, np.int64)
-        tasks[partitions] = np.arange(len(partitions))
-        codes = codes * len(partitions) + tasks[owners]
-    numbers = distinct = None
-    if starts is not None and window is not None:
-        # one number for (key, task, window): windows start at multiples of the advance, so their
-        # numbers are small
-        numbers = starts // window.advance_ms
+    # One number for key, task and window, by one encoding.
+    if tasks > 1:
+        codes = codes * tasks + owners
+    if window is not None and starts is not None:
+        # Windows start at multiples of the advance, so their numbers are small.
+        numbers, windows = starts // window.advance_ms, None
         lowest = int(numbers.min())
         span = int(numbers.max()) - lowest + 1
         if span * (int(codes.max()) + 1) > np.iinfo(np.int64).max:
             # stray timestamps: number the windows densely
-            distinct, numbers = np.unique(numbers, return_inverse=True)
-            lowest, span = 0, len(distinct)
+            windows, numbers = np.unique(numbers, return_inverse=True)
+            lowest, span = 0, len(windows)
         codes = codes * span + (numbers - lowest)
     pairs = pa.array(codes).dictionary_encode()
-    unique, group_starts = pairs.dictionary.to_numpy(), None
-    if numbers is not None:
-        unique, offsets = unique // span, unique % span + lowest
-        group_starts = (offsets if distinct is None else distinct[offsets]) * window.advance_ms
-    members = np.full(len(unique), partitions[0], np.int32)
-    if not one_task:
-        unique, at = unique // len(partitions), unique % len(partitions)
-        members = np.array(partitions, np.int32)[at]
+    unique = pairs.dictionary.to_numpy()
+    if window is not None and starts is not None:
+        unique, offsets = unique // span, unique % span
+        starts = (offsets + lowest if windows is None else windows[offsets]) * window.advance_ms
+    members = np.full(len(unique), owners[0], np.int32)
+    if tasks > 1:
+        unique, members = unique // tasks, (unique % tasks).astype(np.int32)
     group_keys = keys.dictionary.take(pa.array(unique))
-    if group_starts is not None:
-        group_keys = window_store_keys(group_keys, group_starts)
-    return pairs.indices.to_numpy().astype(np.int64), group_keys, group_starts, members
+    if starts is not None:
+        group_keys = window_store_keys(group_keys, starts)
+    return _places(pairs), group_keys, starts, members
 
 
 # --- entries of window stores, read by key and time, for operators that need what is near ---------
