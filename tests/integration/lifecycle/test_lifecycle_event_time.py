@@ -1,5 +1,6 @@
 """Event time across partitions, threads and instances (note 076): one answer, however it is run."""
 
+import os
 import random
 from collections import Counter
 from typing import Any
@@ -121,6 +122,44 @@ def test_two_instances_lose_nothing_while_one_joins_and_leaves(
         until_closed(cluster, output, streams, len(closing(records)))
         assert dropped(streams) == 0
     assert closed(cluster, output) == closing(records)
+
+
+DEADLY = "k7777"
+
+
+def dies(value: str) -> str:
+    if value == DEADLY:
+        os._exit(1)
+    return value
+
+
+@pytest.mark.timeout(300)
+def test_a_record_that_kills_its_worker_among_held_back_ones_hurts_only_itself(
+    app: Application, cluster: Cluster
+) -> None:
+    source, output, dead = (cluster.topic(name, 4) for name in ("sales", "counts", "dead"))
+    records = backlog(5, 4)
+    cluster.write(source, records)
+    builder = StreamsBuilder()
+    sales = builder.stream(source, key=TEXT, value=TEXT)
+    shops = sales.map(lambda key, value: (value, key), returns=("string", "string"))
+    alive = shops.repartition(name="by-shop").map_values(dies, returns="string")
+    windows = TimeWindows.of_size("5 minutes").grace("10 minutes")
+    counts = alive.group_by_key().windowed_by(windows)
+    final = counts.emit_strategy(EmitStrategy.on_window_close()).count(store="sales")
+    final.to_stream().to(output)
+    wanted = closing([one for one in records if one.key != DEADLY.encode()])
+    settings = {**SETTINGS, "errors_dead_letter_queue_topic_name": dead}
+    with app.running(builder.build(), num_stream_threads=2, **settings) as streams:
+        wait_until(
+            lambda: len(closed(cluster, output)) >= len(wanted),
+            240.0,
+            "the windows to close",
+            lambda: [len(closed(cluster, output)), streams.metrics()],
+        )
+        assert dropped(streams) == 0
+    assert closed(cluster, output) == wanted
+    assert [one.value for one in cluster.read(dead)] == [DEADLY.encode()]
 
 
 def prices_of_items(sales: str, prices: str, output: str) -> Topology:

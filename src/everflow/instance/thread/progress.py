@@ -548,7 +548,6 @@ class BatchTimes:
     def forget(self) -> None:
         self._sent.clear()
         self.timeless.clear()
-        self.left.clear()
 
     def positions(self, task: ActiveTask) -> dict[TopicPartition, int]:
         """From where on the inputs of a task have new records."""
