@@ -128,8 +128,11 @@ class BatchPlanner:
         first = self.retries.first if self.retries.search is not None and most == 1 else ()
         if first:  # its task alone, and nothing that may come before it
             log_of = TopicPartition(first[0].topic, first[0].partition)
-            going = {name: one for name, one in going.items() if log_of in one.inputs}
-            ranges = {}
+            mine = {name: one for name, one in going.items() if log_of in one.inputs}
+            if mine.keys() <= timed.left and mine:
+                going, ranges = mine, {}
+            else:
+                first = ()
         found = timed.of(going, ranges, silent, now_ms)
         self._times_ms = now_ms + min(found.wait_ms, silence.left_ms(after_ms, now_ms))
         stuck = self._stuck_at == _Seen(log_ends, found.times, until_ms)
