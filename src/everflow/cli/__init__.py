@@ -16,8 +16,6 @@ from everflow.stop_signals import StopRequestedError, StopSignals
 
 __all__ = ["main"]
 
-BOOTSTRAP_VARIABLE = "EVERFLOW_BOOTSTRAP_SERVERS"
-
 
 def main() -> None:
     """The command ``everflow``: it owns the signals from before the imports to the very end."""

@@ -18,7 +18,6 @@ import typer
 from typer.core import TyperGroup
 
 from everflow import logs
-from everflow.cli import BOOTSTRAP_VARIABLE
 from everflow.errors import (
     ApplicationMigratedError,
     ConfigError,
@@ -42,6 +41,7 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 """What Typer and Click raise for an unknown option or command, a missing or a wrong value."""
 EXIT_FAILED, EXIT_USAGE = 1, 2
 LOCAL_BROKER = "localhost:9092"
+BOOTSTRAP_VARIABLE = "EVERFLOW_BOOTSTRAP_SERVERS"
 F = TypeVar("F", bound=Callable[..., int | None])
 
 

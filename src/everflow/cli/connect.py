@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from everflow.cli.commands import require_not_gone, table
-from everflow.cli.connect_commands import Action
+from everflow.cli.connect_action import Action
 from everflow.clock import instant
 from everflow.errors import ConfigError, FatalError
 from everflow.kafka.admin import ClusterAdmin

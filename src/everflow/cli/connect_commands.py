@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import time
-from enum import Enum
 from typing import Annotated
 
 import typer
 
 from everflow.cli.commands import EXIT_FAILED, Cluster, Form, Output, command, show
+from everflow.cli.connect_action import Action
 from everflow.errors import ConfigError
 from everflow.logs import some
-
-
-class Action(str, Enum):
-    list = "list"
-    status = "status"
-    pause = "pause"
-    resume = "resume"
-    restart = "restart"
 
 
 @command()

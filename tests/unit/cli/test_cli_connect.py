@@ -18,7 +18,7 @@ from everflow.cli.connect import (
     state_of,
     status_table,
 )
-from everflow.cli.connect_commands import Action
+from everflow.cli.connect_action import Action
 from everflow.errors import ApplicationMigratedError, ConfigError
 from everflow.kafka.admin import ClusterAdmin, TopicShape
 from everflow.kafka.reading.log_reader import RawWritten, WrittenRecords
