@@ -52,7 +52,7 @@ def valid(column: pa.Array) -> npt.NDArray[np.bool_]:
 
 def rises(numbers: Int64 | Int32) -> bool:
     """Whether none is lower than the one before it."""
-    return bool((numbers[1:] >= numbers[:-1]).all())
+    return bool(np.logical_and.reduce(numbers[1:] >= numbers[:-1]))
 
 
 def partitions_in(column: Int32) -> list[int]:

@@ -37,6 +37,7 @@ from everflow.records import (
     TaskId,
     TasksResult,
     TopicPartition,
+    partitions_in,
 )
 from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
@@ -310,8 +311,8 @@ class GroupRun:
         self, sides: Sequence[Sequence[EdgeBatch]], moved: Sequence[Mapping[int, int]]
     ) -> _Tasks:
         subtopology = self.group[0].subtopology
-        found = np.unique(np.concatenate([one.partition for mine in sides for one in mine]))
-        partitions = set(found.tolist())
+        columns = [one.partition for mine in sides for one in mine]
+        partitions = set(partitions_in(np.concatenate(columns)))
         if isinstance(self.group[0].operator, ProcessorOperator):
             partitions = partitions.union(*moved)
         tasks = {partition: TaskId(subtopology, partition) for partition in sorted(partitions)}

@@ -870,8 +870,9 @@ def _to_outputs(op: SinkOp, failures: Failures) -> list[SinkOutput]:
             batch = replace(batch, headers=named)
     output = SinkOutput(node=op.name, topics=topics, keys=keys, values=values, batch=batch)
     if op.partitioner is not None:
-        seen_by_it = replace(failures, batch=batch.with_columns(value=value))
-        output.partitions = Partitions(op=op, failures=seen_by_it, said=said, keys=keys)
+        if failures.batch is not batch or value is not batch.value:
+            failures = replace(failures, batch=batch.with_columns(value=value))
+        output.partitions = Partitions(op=op, failures=failures, said=said, keys=keys)
     return [output]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 import kafka.errors as client_errors
@@ -64,10 +65,6 @@ class Batch(NamedTuple):
     records: int
     begin: int
     end: int
-
-    @property
-    def control(self) -> bool:
-        return bool(self.attributes & _CONTROL)
 
 
 def batches(data: bytes) -> list[Batch]:
@@ -175,7 +172,7 @@ def committed(
     for batch in found:
         while coming and coming[-1][1] < batch.next_offset:
             open_now.add(coming.pop()[0])
-        if batch.control:
+        if batch.attributes & _CONTROL:
             if batch.producer_id in open_now and _is_abort(data, batch):
                 open_now.discard(batch.producer_id)
         elif not (batch.attributes & _TRANSACTIONAL and batch.producer_id in open_now):
@@ -229,12 +226,11 @@ def columns_together(portions: Sequence[Portion]) -> list[Columns]:
     for data, batches in portions:
         begin, end = batches[0].begin, batches[-1].end
         parts.append(data[begin:end])
-        moved += [
-            one._replace(begin=one.begin - begin + at, end=one.end - begin + at) for one in batches
-        ]
+        shift = at - begin
+        moved += [Batch(*one[:-2], one.begin + shift, one.end + shift) for one in batches]
         at += end - begin
     whole = columns(b"".join(parts), moved)
-    behind = np.cumsum([sum(one.records for one in batches) for _, batches in portions]).tolist()
+    behind = list(accumulate(sum([one.records for one in batches]) for _, batches in portions))
     return [whole.of(slice(first, end)) for first, end in zip([0, *behind], behind, strict=False)]
 
 
@@ -249,7 +245,7 @@ def _is_abort(data: bytes, batch: Batch) -> bool:
 
 def _decompressed(data: bytes, wanted: list[Batch]) -> tuple[bytes, list[Batch]]:
     """The same batches over bytes in which none is compressed."""
-    if not any(batch.attributes & _CODEC for batch in wanted):
+    if not [batch for batch in wanted if batch.attributes & _CODEC]:
         return data, wanted
     parts: list[bytes] = []
     plain: list[Batch] = []
@@ -333,7 +329,7 @@ def _read(data: bytes, filled: Sequence[Batch]) -> Iterator[Int64]:
     if sum(counts) >= _WORTH_TOGETHER * max(counts):
         places = _starts_together(raw, filled)
     else:
-        places = np.concatenate([part for batch in filled for part in _starts(data, batch)])
+        places = _starts_in_turn(data, filled)
     parts: list[list[Int64]] = []
     begin = first = count = 0
     for at, batch in enumerate(filled, 1):
@@ -397,14 +393,35 @@ def _starts_together(raw: NDArray[np.uint8], group: Sequence[Batch]) -> Int64:
     return found
 
 
+def _starts_in_turn(data: bytes, group: Sequence[Batch]) -> Int64:
+    """The places of the records, at their length field, batch after batch."""
+    parts: list[Int64] = []
+    some: list[int] = []
+    for batch in group:
+        if batch.records > _RUN_PROBE:
+            parts += [np.array(some, np.int64), *_starts(data, batch)]
+            some = []
+        else:
+            _require_end(batch, _walk(data, batch.begin, batch.records, some))
+    parts.append(np.array(some, np.int64))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _require_end(batch: Batch, at: int) -> None:
+    if at != batch.end:
+        raise ValueError(
+            f"{batch.records} records have {at - batch.begin} bytes, not {batch.end - batch.begin}"
+        )
+
+
 def _starts(data: bytes, batch: Batch) -> list[Int64]:
-    """The places of the batch's records, at their length field.
+    """The places of a batch of many records.
 
     Records of one length in a row are found at once: equal length fields at equal distances prove
     the run. Others: one after the other.
     """
     parts: list[Int64] = []
-    at, left, end = batch.begin, batch.records, batch.end
+    at, left = batch.begin, batch.records
     probe = _RUN_PROBE
     while left:
         some: list[int] = []
@@ -416,14 +433,11 @@ def _starts(data: bytes, batch: Batch) -> list[Int64]:
         if not left or size * len(some) != at - before:
             probe = min(4 * probe, _RECORDS_AT_ONCE)
             continue
-        run = _run(data, some[-1], size, left, end)
+        run = _run(data, some[-1], size, left, batch.end)
         parts.append(np.arange(at, at + run * size, size, dtype=np.int64))
         at, left = at + run * size, left - run
         probe = _RUN_PROBE if run >= _RUN_WORTHWHILE else min(4 * probe, _RECORDS_AT_ONCE)
-    if at != end:
-        raise ValueError(
-            f"{batch.records} records have {at - batch.begin} bytes, not {end - batch.begin}"
-        )
+    _require_end(batch, at)
     return parts
 
 
