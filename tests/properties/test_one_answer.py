@@ -42,7 +42,7 @@ KEYS = 4
 BEGIN_MS = 1_000_000_000_000
 SPAN_MS = 7_200_000
 LATE_BY_MS = 480_000
-SEEDS = range(int(os.environ.get("EVERFLOW_SIMULATIONS", "4")))
+SEEDS = range(int(os.environ.get("EVERFLOW_SIMULATIONS", "3")))
 HIGHEST_SEEDS = range(6)
 
 

@@ -219,6 +219,16 @@ def test_without_a_bound_it_closes_them_unless_other_partitions_go_on(
         assert counts_of(driver, "all")[NOW_MS] == counted
 
 
+def test_a_source_may_say_that_its_times_are_microseconds() -> None:
+    builder = StreamsBuilder()
+    micros = F.timestamp_micros("timestamp")
+    builder.stream("sales", key=TEXT, value=LONG, timestamp=micros).to("out")
+    with TopologyTestDriver(builder.build(), stream_time="lowest") as driver:
+        driver.create_input_topic("sales", TEXT, LONG).pipe_input("a", 1, NOW_MS * 1_000)
+        (found,) = driver.create_output_topic("out", TEXT, LONG).read_records()
+    assert found.timestamp == NOW_MS
+
+
 def test_records_without_times_are_waited_for_as_if_there_were_none() -> None:
     with TopologyTestDriver(
         sales_of_windows(),
