@@ -134,10 +134,7 @@ def _drained(plan: BacklogPlan, job: Job, folder: Path) -> tuple[Timing, Mapping
         finally:
             peaks.stop()
         if group is not None and (killed := killed_for_memory(group)):
-            limit_mib = (plan.container or 0) / MIB
-            raise TooMuchMemoryError(
-                f"{killed} processes were ended by the kernel in {limit_mib:,.0f} MiB"
-            )
+            raise TooMuchMemoryError(f"the kernel has ended {killed} processes in the container")
     return timing, peaks.largest()
 
 
