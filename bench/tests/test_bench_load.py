@@ -13,12 +13,12 @@ from xml.etree import ElementTree
 import pytest
 
 from bench import report
-from bench.limits import CannotMeasureError, Hold, held_to, own_group
+from bench.limits import CannotMeasureError, Hold, held_to, killed_for_memory, own_group
 from bench.load import neighbour
 from bench.load.picture import drawing
 from bench.load.plan import LoadPlan, Pace, is_warm, paces, turns
 from bench.load.table import table
-from bench.memory import compiler_processor_s, thread_use
+from bench.memory import compiler_processor_s, memory_parts_mib, thread_use
 from bench.results import Results, Row, write_json
 from bench.run import command_of, main
 from bench.systems import Job, Launch, kafka_streams_launcher
@@ -291,3 +291,24 @@ def test_what_cannot_be_measured_is_refused_at_once(arguments: list[str]) -> Non
     with pytest.raises(SystemExit) as refused:
         main(arguments)
     assert refused.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("memory.events", "low 0\noom 2\noom_kill 1\n"),
+        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"),
+    ],
+)
+def test_processes_that_the_kernel_has_ended_are_counted(
+    tmp_path: Path, file: str, text: str
+) -> None:
+    assert killed_for_memory(tmp_path) == 0
+    (tmp_path / file).write_text(text)
+    assert killed_for_memory(tmp_path) == 1
+
+
+def test_memory_is_told_by_kind_of_process() -> None:
+    parts = memory_parts_mib(os.getpid())
+    assert {"driver", "private"} <= parts.keys()
+    assert 0 < parts["private"] <= sum(parts.values()) - parts["private"]
