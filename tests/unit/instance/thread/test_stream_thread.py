@@ -29,6 +29,7 @@ from everflow.instance.thread.retry_policy import (
     may_pass,
     sameness,
 )
+from everflow.instance.thread.stream_thread import StreamThread
 from everflow.memory import WorkerMemory
 from everflow.metrics import CONNECTOR_ERRORS
 from everflow.protocol.messages import (
@@ -312,6 +313,25 @@ def test_no_job_where_nothing_is_new_but_one_before_the_workers_end(world: World
     world.clock.advance(30_000)
     assert world.turn()
     assert (world.requests[0].ranges, world.requests[0].log_ends) == ({}, {})
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 500])
+def test_a_bound_of_times_goes_by_the_clock_of_the_plan(world: World, ahead_ms: int) -> None:
+    before = world.thread
+    settings = replace(before.settings, max_event_time_ahead_ms=ahead_ms)
+    world.thread = StreamThread(
+        number=0,
+        settings=settings,
+        services=before.services,
+        clock=world.clock,
+        new_incarnation=before.new_incarnation,
+    )
+    world.give_task()
+    world.end = 10
+    while not world.requests:
+        world.turn()
+    (request,) = world.requests
+    assert request.most_ms == (request.wall_clock_ms + ahead_ms if ahead_ms else None)
 
 
 def test_a_pause_reads_nothing_keeps_the_workers_and_goes_on_where_it_stopped(world: World) -> None:
