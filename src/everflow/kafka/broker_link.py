@@ -53,10 +53,9 @@ class BrokerLink:
             "request_timeout_ms": request_timeout_ms,
             "receive_message_max_bytes": (1 << 31) - 1,  # one batch may be larger than a fetch
         }
-        # A step of the loop may encode some megabytes: nothing to warn of.
-        self._net = QuickLoop(client_id=settings["client_id"], slow_task_threshold_secs=0)
+        self._net = QuickLoop(client_id=settings["client_id"])
         self._manager = KafkaConnectionManager(self._net, **settings)
-        self._manager._build_transport = quicker(self._manager._build_transport, self._net)
+        self._manager._build_transport = quicker(self._manager._build_transport)
         self._cluster = self._manager.cluster
         self._threaded = threaded
         if threaded:

@@ -10,7 +10,6 @@ With `broker_link`, the one place that reaches into kafka-python for this.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import selectors
 import ssl
@@ -143,38 +142,34 @@ class QuickLoop(NetworkSelector):  # type: ignore[misc]
             self.register_event(socket, selectors.EVENT_READ, task)
 
 
-def quicker(build: Callable[..., Awaitable[Any]], loop: QuickLoop) -> Callable[..., Awaitable[Any]]:
-    """``build`` of kafka-python's transports; what it builds reads and writes as described above.
-    It also reads what came before an end of the connection, as that says why."""
+def quicker(build: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """``build`` of kafka-python's transports, for a `QuickLoop`; what it builds reads and writes as
+    described above. It also reads what came before an end of the connection, as that says why."""
 
     async def built(*arguments: Any, **named: Any) -> Any:
         transport = await build(*arguments, **named)
         transport._sock_recv = MethodType(_receive, transport)
-        transport._read_from_sock = _reader(transport, loop)
+        transport._read_from_sock = MethodType(_read, transport)
         transport.write = MethodType(_write, transport)
         return transport
 
     return built
 
 
-def _reader(transport: Any, loop: QuickLoop) -> Callable[[], Awaitable[None]]:
-    async def read() -> None:
-        """In place of `KafkaTCPTransport._read_from_sock`."""
-        while transport._read and not transport._closed:
-            await KernelEvent("_wait_arrival", transport._sock)
-            data, failure = transport._sock_recv()
-            if failure is not None:
-                transport.abort(error=failure)
-                return
-            transport.last_read = time.monotonic()
-            try:
-                transport._protocol.data_received(data)
-            except client_errors.KafkaProtocolError as broken:
-                transport.abort(error=broken)
-                return
-
-    assert inspect.iscoroutinefunction(read)
-    return read
+async def _read(transport: Any) -> None:
+    """In place of `KafkaTCPTransport._read_from_sock`."""
+    while transport._read and not transport._closed:
+        await KernelEvent("_wait_arrival", transport._sock)
+        data, failure = transport._sock_recv()
+        if failure is not None:
+            transport.abort(error=failure)
+            return
+        transport.last_read = time.monotonic()
+        try:
+            transport._protocol.data_received(data)
+        except client_errors.KafkaProtocolError as broken:
+            transport.abort(error=broken)
+            return
 
 
 def _write(transport: Any, data: bytes) -> None:
