@@ -55,6 +55,14 @@ def rises(numbers: Int64 | Int32) -> bool:
     return bool(np.logical_and.reduce(numbers[1:] >= numbers[:-1]))
 
 
+def run_bounds(numbers: Int64 | Int32) -> list[int]:
+    """Where each run of equal numbers begins, and where the last one ends; ``[0]`` of none."""
+    if not len(numbers):
+        return [0]
+    begins = (numbers[1:] != numbers[:-1]).nonzero()[0] + 1
+    return [0, *begins.tolist(), len(numbers)]
+
+
 def partitions_in(column: Int32) -> list[int]:
     """The partitions of tasks that are in a column, in their order."""
     found: list[int] = np.bincount(column).nonzero()[0].tolist()

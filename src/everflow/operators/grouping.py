@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from everflow.records import (
     TasksResult,
     partitions_in,
     rises,
+    run_bounds,
     valid,
 )
 from everflow.serdes import Serde
@@ -312,12 +314,8 @@ def _tasks_up_to(partitions: Int32) -> int:
 
 def task_slices(members: Int32) -> list[tuple[int, slice]]:
     """Each partition in a sorted column, and where it stands."""
-    if not len(members):
-        return []
-    begins = ((members[1:] != members[:-1]).nonzero()[0] + 1).tolist()
     return [
-        (int(members[begin]), slice(begin, end))
-        for begin, end in zip([0, *begins], [*begins, len(members)], strict=True)
+        (int(members[begin]), slice(begin, end)) for begin, end in pairwise(run_bounds(members))
     ]
 
 

@@ -56,7 +56,7 @@ from everflow.kafka.writing.transaction import (
     broker_code,
 )
 from everflow.kafka.writing.writer_settings import WriterSettings, writer_settings
-from everflow.records import Bytes, Int64, TopicPartition, by_topic
+from everflow.records import Bytes, Int64, TopicPartition, by_topic, rises, run_bounds
 
 _REQUEST_BYTES = 4 << 20
 _NEWEST_BEFORE_SECOND_PART, _NEWEST = 11, 12  # from 13 on topics go by id
@@ -435,9 +435,6 @@ class RecordWriter:
         times = np.asarray(timestamps, np.int64)
         partitions = np.full(len(times), -1 if partition is None else partition, np.int64)
         piece = _Piece(topic, keys, values, times, partitions, headers)
-        if 0 < len(times) <= _GATHERED:
-            self._gather(piece)
-            return
         for start in range(0, len(times), _GATHERED):
             self._gather(piece.of(slice(start, start + _GATHERED)))
 
@@ -637,7 +634,7 @@ class RecordWriter:
 
     def _places(self, pieces: Sequence[_Piece], keys: pa.Array) -> tuple[list[str], int, Int64]:
         """The topics, a width, and for each record ``number of its topic * width + partition``."""
-        topics = list(dict.fromkeys(piece.topic for piece in pieces))
+        numbers = {topic: i for i, topic in enumerate(dict.fromkeys(one.topic for one in pieces))}
         rows = [len(piece.timestamps) for piece in pieces]
         partitions = np.concatenate([piece.partitions for piece in pieces])
         open_ = np.flatnonzero(partitions < 0)
@@ -650,10 +647,9 @@ class RecordWriter:
             chosen = keys if whole else keys.take(pa.array(open_))
             partitions[open_] = self._by_key(chosen, np.repeat(counts, rows)[open_])
         width = int(partitions.max()) + 1
-        if len(topics) > 1:
-            begins = [topics.index(piece.topic) * width for piece in pieces]
-            partitions += np.repeat(begins, rows)
-        return topics, width, partitions
+        if len(numbers) > 1:
+            partitions += np.repeat([numbers[piece.topic] * width for piece in pieces], rows)
+        return list(numbers), width, partitions
 
     def _by_key(self, keys: pa.Array, counts: Int64) -> Int64:
         chosen = java_partitions(keys, counts)
@@ -803,11 +799,10 @@ def _headers(pieces: Sequence[_Piece]) -> pa.Array | None:
 def _runs(places: Int64) -> tuple[Int64 | None, list[int], list[int]]:
     """An order in which equal numbers stand together (None: as is), the numbers, their bounds."""
     order = None
-    if len(places) > 1 and (places[1:] < places[:-1]).any():
+    if not rises(places):
         few = int(places.max()) < 1 << 16
         # of 16 bits: a radix sort
         order = np.argsort(places.astype(np.uint16) if few else places, kind="stable")
         places = places[order]
-    begins = np.flatnonzero(places[1:] != places[:-1]) + 1
-    bounds = [0, *begins.tolist(), len(places)]
+    bounds = run_bounds(places)
     return order, places[bounds[:-1]].tolist(), bounds

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -54,6 +55,7 @@ from everflow.records import (
     StoreChanges,
     TaskId,
     TasksResult,
+    run_bounds,
 )
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import UnfitError, column_of
@@ -766,10 +768,9 @@ def _in_turns(
     numbers: Int32 = np.repeat(np.arange(len(streams), dtype=np.int32), [len(s) for s in seqs])
     order = np.lexsort((numbers, np.concatenate(seqs)))
     turns = numbers[order]
-    begins = np.flatnonzero(np.diff(turns, prepend=-1)).tolist()
     done = [0] * len(streams)
     found = []
-    for begin, end in zip(begins, [*begins, len(turns)][1:], strict=True):
+    for begin, end in pairwise(run_bounds(turns)):
         stream = int(turns[begin])
         first = done[stream]
         done[stream] = first + end - begin
