@@ -341,40 +341,29 @@ def _query(name: str) -> Program:
     )
 
 
-_KEYED = {
-    "trades": Program(
-        "trades",
-        Kind.KEYED,
-        1_000_000,
-        _keyed_trade,
-        _symbol,
-        window_bytes=8,
-        in_kafka_streams=False,
-    ),
-    "flights": Program(
-        "flights",
-        Kind.KEYED,
-        500_000,
-        _keyed_flight,
-        _carrier,
-        span_ms=2 * HOUR_MS + 30 * MINUTE_MS,
-        window_bytes=8,
-        in_kafka_streams=False,
-    ),
-}
+_TRADES = Program("trades", Kind.COLUMNS, 1_000_000, _trade, _symbol, window_bytes=8)
+_FLIGHTS = Program(
+    "flights",
+    Kind.COLUMNS,
+    500_000,
+    _flight,
+    _carrier,
+    span_ms=2 * HOUR_MS + 30 * MINUTE_MS,
+    window_bytes=8,
+)
+
+
+def _keyed(program: Program, row: Callable[[int], Row]) -> list[Program]:
+    """The program over records that are keyed as they are grouped, in two ways."""
+    keyed = replace(program, kind=Kind.KEYED, row=row, in_kafka_streams=False)
+    return [replace(keyed, name=f"{program.name}-{how}") for how in ("rekeyed", "in-place")]
+
+
 PROGRAMS = {
     program.name: program
     for program in (
-        Program("trades", Kind.COLUMNS, 1_000_000, _trade, _symbol, window_bytes=8),
-        Program(
-            "flights",
-            Kind.COLUMNS,
-            500_000,
-            _flight,
-            _carrier,
-            span_ms=2 * HOUR_MS + 30 * MINUTE_MS,
-            window_bytes=8,
-        ),
+        _TRADES,
+        _FLIGHTS,
         Program("words", Kind.COLUMNS, 200_000, _line, _last_word, decode=_count),
         Program(
             "sessions",
@@ -414,11 +403,8 @@ PROGRAMS = {
         Program("bursts", Kind.OPERATORS, 500_000, _reading, _sensor, window_bytes=8),
         Program("accounts", Kind.OPERATORS_OF_FUNCTIONS, 500_000, _booking, _customer),
         *map(_query, NEXMARK),
-        *(
-            replace(_KEYED[of], name=f"{of}-{how}")
-            for of in _KEYED
-            for how in ("rekeyed", "in-place")
-        ),
+        *_keyed(_TRADES, _keyed_trade),
+        *_keyed(_FLIGHTS, _keyed_flight),
     )
 }
 WHOLE = ("trades", "flights", "words", "sessions", "baskets", "invoices", "split", "chain")
