@@ -6,7 +6,8 @@ seeds instead of a few."""
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -35,8 +36,19 @@ SEEDS = range(int(os.environ.get("EVERFLOW_SIMULATIONS", "10")))
 LESS_SEEDS = range(20)
 
 
+def _merged(builder: StreamsBuilder) -> None:
+    """A task without state reads a topic and a repartition topic."""
+    some = builder.stream("one", key=TEXT, value=LONG)
+    some = some.select_key(lambda key, value: str(value % 4), returns="string")
+    some = some.repartition(name="some", value=LONG)
+    _counts(some.merge(builder.stream("two", key=TEXT, value=LONG)))
+
+
 def _windows(builder: StreamsBuilder) -> None:
-    sales = builder.stream("one", key=TEXT, value=LONG)
+    _counts(builder.stream("one", key=TEXT, value=LONG))
+
+
+def _counts(sales: Any) -> None:
     keyed = sales.select_key(lambda key, value: str(value % 4), returns="string")
     windows = TimeWindows.of_size("5 minutes").grace("10 minutes")
     counted = keyed.group_by_key(name="by").windowed_by(windows).count(store="counts")
@@ -57,9 +69,9 @@ def _to_out(stream: Any) -> None:
 
 
 class Engine:
-    def __init__(self) -> None:
+    def __init__(self, build: Callable[[StreamsBuilder], None]) -> None:
         self.builder = StreamsBuilder()
-        _windows(self.builder)
+        build(self.builder)
         self.driver = TopologyTestDriver(
             self.builder.build(), partitions=PARTITIONS, dead_letter_topic="dead"
         )
@@ -67,7 +79,14 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    found = Engine()
+    found = Engine(_windows)
+    yield found
+    found.driver.close()
+
+
+@pytest.fixture(scope="module")
+def merging() -> Iterator[Engine]:
+    found = Engine(_merged)
     yield found
     found.driver.close()
 
@@ -99,12 +118,18 @@ def run(
     seed: int,
     pause: tuple[float, float] | None = None,
     deadly: bytes | None = None,
+    *,
+    two_topics: bool = False,
 ) -> Group:
     chance = random.Random(seed)
+    arrivals = drawn(chance)
+    if two_topics:
+        names = ("one", "two")
+        arrivals = [(at, replace(one, topic=chance.choice(names))) for at, one in arrivals]
     group = Group(
         engine=engine.driver,
         builder=engine.builder,
-        arrivals=drawn(chance),
+        arrivals=arrivals,
         chance=chance,
         lead_ms=chance.choice([MINUTE_MS, 30 * MINUTE_MS]),
         moves=chance.choice([0, 0, 5]),
@@ -136,6 +161,19 @@ def test_nothing_is_dropped_and_nothing_stands_still(engine: Engine, seed: int) 
     assert counted(group) == closed_sales(group)
     pauses = [later - before for before, later in pairwise(group.commits)]
     assert max(pauses) < IDLE_MS + SLACK_MS
+
+
+MERGED_SEEDS = range(4)
+
+
+@pytest.mark.parametrize("seed", MERGED_SEEDS)
+def test_a_topic_that_is_merged_with_a_re_keyed_one_holds_it_up_only_until_it_is_read(
+    merging: Engine, seed: int
+) -> None:
+    group = run(merging, seed, two_topics=True)
+    assert group.dropped[LATE] == 0
+    assert not group.unread
+    assert counted(group) == closed_sales(group)
 
 
 PAUSE = FIRST_MS + 200, FIRST_MS + 4 * IDLE_MS

@@ -62,7 +62,7 @@ def require_lowest_fits(graph: Graph) -> None:
     """TopologyError for what goes by offsets where records are taken in order of time, with the
     cure."""
     for sub in cut(graph).subtopologies:
-        held = keeps_state(sub) and bool(sub.repartition_sources)
+        held = holds_back(sub)
         for node in sub.nodes:
             if held and isinstance(node, WriteNode):
                 what = f"{node.name} knows its rows by the offsets of records"
@@ -140,8 +140,14 @@ def lags(graph: Graph) -> dict[str, dict[str, int]]:
     return found
 
 
-def keeps_state(sub: SubTopology) -> bool:
-    return any(isinstance(node, StatefulNode) for node in sub.nodes)
+def holds_back(sub: SubTopology) -> bool:
+    """Whether records of its repartition topics wait for the time that is certain: where it keeps
+    state, or reads another topic, too, for which they wait. What waits has to be held: a position
+    that stands still in front of it would never read up to the end that its time belongs to."""
+    state = any(isinstance(node, StatefulNode) for node in sub.nodes)
+    sources = (node for node in sub.nodes if isinstance(node, SourceNode))
+    topics = sum(max(1, len(node.topics)) for node in sources)
+    return bool(sub.repartition_sources) and (state or topics > 1)
 
 
 def fed_back(graph: Graph) -> frozenset[str]:

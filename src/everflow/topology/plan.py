@@ -28,7 +28,7 @@ from everflow.topology.event_time import (
     Reach,
     Teller,
     fed_back,
-    keeps_state,
+    holds_back,
     lags,
     sources_of_sinks,
 )
@@ -984,7 +984,7 @@ class _Planner:
         )
 
     def _timed_sources(self, topics_of: Mapping[int, int]) -> tuple[Source, ...]:
-        stateful = {sub.index for sub in cut(self._topology).subtopologies if keeps_state(sub)}
+        holding = {sub.index for sub in cut(self._topology).subtopologies if holds_back(sub)}
         circles = fed_back(self._topology)
         found = []
         for source in self._sources:
@@ -998,7 +998,7 @@ class _Planner:
                     source,
                     merged=topics_of[source.subtopology] > 1,
                     timed=names[input_name(topic, source.first)],
-                    held=repartition and source.subtopology in stateful,
+                    held=repartition and source.subtopology in holding,
                     fed_back=source.node in circles,
                 )
             )
