@@ -58,7 +58,8 @@ class _Input:
     """An input of a task in this batch. ``rows``: of the batch, in the order of the log; ``times``:
     where each stands in the task's order; ``new``: those that are not done yet; ``certain``: what
     is certain behind all that was read; ``end``: where the range ends, ``read``: up to where it
-    was ever read; ``full``: there is no room to read on."""
+    was ever read; ``full``: there is no room to read on; ``short``: the range ends in front of what
+    was read before, as the first one on another thread may, which has less room or other tasks."""
 
     source: Source
     log: TopicPartition
@@ -70,6 +71,7 @@ class _Input:
     read: int = UNKNOWN
     done: int = UNKNOWN
     full: bool = False
+    short: bool = False
     known: int = UNKNOWN
     """The time that was certain before."""
 
@@ -95,6 +97,7 @@ class _Input:
         batch: BatchInput,
         request: BatchRequest,
         before: Mapping[str, int],
+        highest: bool,
     ) -> _Input:
         times, offsets = batch.timestamp[rows], batch.offset[rows]
         known, end = before.get(source.timed + IN, UNKNOWN), request.ranges[log].end
@@ -139,6 +142,10 @@ class _Input:
             )
         read, done = read_to(before, source.timed), before.get(source.timed + DONE, UNKNOWN)
         new = (offsets >= read) | (times > done)
+        short = end < read and not highest
+        if short:  # what lies behind the range may be earlier, and nothing of it is done
+            certain = Told(min(ms, done))
+        room = batch.bytes < request.most_bytes
         return _Input(
             source=source,
             log=log,
@@ -149,8 +156,13 @@ class _Input:
             end=end,
             read=max(read, end),
             done=done,
-            full=end < request.log_ends[log] and batch.bytes >= request.most_bytes,
+            full=not room and (short or end < request.log_ends[log]),
+            short=short,
         )
+
+    def goes_on(self, request: BatchRequest) -> bool:
+        """Whether the next batch is to read on at once, behind a range that was short."""
+        return self.short and not self.full and self.log not in request.silent
 
 
 class _Group(NamedTuple):
@@ -166,7 +178,8 @@ class CertainTimes:
     ``names``: the times that are kept beside its offsets; ``order``, ``kept``, ``done``: of the
     batch's rows, of which ``kept`` are taken; ``consumed``: the first offset of each log that is
     not done; ``heads``: see `BatchResult`; ``full``: inputs of which a batch was too small;
-    ``left``: the first rows that are left because of ``most_taken``, and their log."""
+    ``left``: the first rows that are left because of ``most_taken``, or since a range was short,
+    and their log."""
 
     inputs: dict[TaskId, dict[int, Told]] = field(default_factory=dict)
     names: dict[TaskId, dict[str, int]] = field(default_factory=dict)
@@ -182,7 +195,14 @@ class CertainTimes:
     """So many more may be taken (``most_taken``)."""
 
     @staticmethod
-    def of(batch: BatchInput, sources: Sequence[Source], request: BatchRequest) -> CertainTimes:
+    def of(
+        batch: BatchInput,
+        sources: Sequence[Source],
+        request: BatchRequest,
+        *,
+        highest: bool = False,
+    ) -> CertainTimes:
+        """``highest``: with that rule all that is not done is taken."""
         total = len(batch.source)
         found = CertainTimes(
             rank=np.arange(total, dtype=np.int64),
@@ -207,6 +227,7 @@ class CertainTimes:
                     batch,
                     request,
                     context.stream_times,
+                    highest,
                 )
                 for log, source in listed
             ]
@@ -218,6 +239,11 @@ class CertainTimes:
         for task, of_task in groups.items():
             context = before.get(task, TaskContext(task, "", ""))
             found._take(task, of_task, context.stream_times)
+        for one in (
+            one for of_task in groups.values() for group in of_task for one in group.inputs
+        ):
+            if found.left is None and one.goes_on(request) and one.new.any():
+                found.left = one.log, one.rows[one.new][:1]
         return found
 
     def _take(self, task: TaskId, groups: list[_Group], before: Mapping[str, int]) -> None:
@@ -243,8 +269,6 @@ class CertainTimes:
     def _taken(self, one: _Input, cut: Cut | None) -> None:
         taken = one.new
         if cut is not None:
-            short = f"{one.log}: a range to {one.end} leaves out what is held back up to {one.read}"
-            assert one.end >= one.read, short
             taken = (one.new & one.late) | one.on_time(cut)
         if one.full and not taken.any():
             taken = self._of_full(one)
@@ -348,7 +372,7 @@ def certain_times(
     if not _held_back([one for one in sources if one.held], request):
         return None
     all_ = dict.fromkeys(request.ranges, InputTime(silent=True))
-    found = CertainTimes.of(batch, sources, replace(request, times=all_))
+    found = CertainTimes.of(batch, sources, replace(request, times=all_), highest=True)
     return replace(found, inputs={})
 
 

@@ -154,6 +154,27 @@ def test_with_the_highest_time_a_short_range_leaves_the_rest_of_what_was_held_ba
     assert found.names[TASK]["rows/read"] == 9
 
 
+def test_a_range_that_ends_in_front_of_what_was_read_takes_nothing_and_is_read_on_at_once() -> None:
+    """As the first one behind a move to a thread with less room: what lies behind may be earlier,
+    and a position does not tell which of it is done."""
+    kept = {"rows/idle": 110, "rows/read": 9, "rows/done": 100}
+    for known in (InputTime(ms=200, end=4), InputTime(ms=200, end=4, silent=True)):
+        found = taken([120, 60, 150], known, kept, start=2)
+        assert not found.kept.any()
+        assert next_of(found) == [2]
+        assert found.consumed == {LOG: 2}
+        assert found.names[TASK] == kept
+
+
+def test_a_range_that_fills_a_batch_in_front_of_what_was_read_is_taken_in_its_order() -> None:
+    kept = {"rows/idle": 110, "rows/read": 9, "rows/done": 100}
+    found = taken([120, 60, 150], InputTime(ms=200, end=4), kept, start=2, most_bytes=100)
+    assert found.kept.tolist() == [True, False, True]
+    assert found.full == [LOG]
+    assert found.consumed == {LOG: 5}
+    assert found.names[TASK] == kept, "one of 130 at offset 7 is still to come"
+
+
 def test_the_head_of_a_source_is_the_first_record_that_is_left_for_whatever_reason() -> None:
     log = TopicPartition("in", 0)
     own = replace(

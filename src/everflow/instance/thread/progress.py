@@ -335,7 +335,7 @@ class EventTimes:
 
     def _unread(self, ends: Offsets) -> list[Slowest]:
         """The source partitions with unread records, with a time that these have at least. Of
-        others only those whose time is known."""
+        others, and of what was read already, only those whose time is known."""
         found = []
         for mine in self._threads.values():
             for task, one in mine.tasks.items():
@@ -345,7 +345,8 @@ class EventTimes:
                         continue
                     head = self.head(tp, at)
                     ms = one.times.get(source.timed + IN, UNKNOWN) if head == UNKNOWN else head
-                    found.append(Slowest(tp, ms))
+                    if ms != UNKNOWN or at <= 0:  # else no record that was read has a time
+                        found.append(Slowest(tp, ms))
         here = self._here()
         for task, one in self._others.items():
             for tp, source in self.program.tasks.get(task, {}).items() if task not in here else ():

@@ -255,6 +255,13 @@ def test_nothing_is_taken_before_each_head_is_known() -> None:
     assert until(shared) == UNKNOWN
 
 
+def test_unread_records_of_a_partition_that_has_shown_no_time_hold_up_nobody() -> None:
+    """A topic without times, of which there is always more: all its records are dropped."""
+    shared = times(lead_ms=1_000)
+    shared.watch(0, [upstream(UP0, 3, 50), active(UP1, 3)], threading.Event())
+    assert until(shared) == 1_050
+
+
 def test_a_slower_one_of_another_instance_is_waited_for() -> None:
     shared, wake = times(lead_ms=1_000), threading.Event()
     shared.watch(0, [upstream(UP0, 3, 5_000), active(DOWN0)], wake)
