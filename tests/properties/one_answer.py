@@ -19,6 +19,8 @@ from everflow.topology.event_time import IN, UNKNOWN, Timeline, least, read_to, 
 from everflow.topology.sources import sources_of_logs
 
 DAY_MS = 86_400_000
+LATER_MS = 2_000_000_000_000
+"""The wall clock: all records are of the past."""
 
 
 @dataclass(kw_only=True)
@@ -79,7 +81,7 @@ class Cluster:
             attempt=0,
             guarantee="exactly_once_v2",
             transactional_id="",
-            wall_clock_ms=0,
+            wall_clock_ms=LATER_MS,
             gate="",
             ranges=ranges,
             log_ends=ends,

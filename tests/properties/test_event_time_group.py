@@ -176,6 +176,36 @@ def test_a_topic_that_is_merged_with_a_re_keyed_one_holds_it_up_only_until_it_is
     assert counted(group) == closed_sales(group)
 
 
+AHEAD_SEEDS = range(3)
+FUTURE_MS = 1_800_000_000_000
+
+
+@pytest.mark.parametrize("seed", AHEAD_SEEDS)
+def test_a_clock_that_is_ahead_costs_nothing_while_all_goes_on(engine: Engine, seed: int) -> None:
+    """The partition with that record is read on, though others are far behind its time."""
+    chance = random.Random(seed)
+    times = sorted(chance.sample(range(BEGIN_MS, BEGIN_MS + SPAN_MS), RECORDS))
+    arrivals = []
+    for number, ms in enumerate(times):
+        at_ms = 500 + LIVE_MS * (ms - BEGIN_MS) / SPAN_MS
+        partition = 1 if number == AHEAD else chance.randrange(PARTITIONS)
+        time_ms = FUTURE_MS if number == AHEAD else ms
+        record = RawRecord("one", b"any", LONG.encode(number), time_ms, partition=partition)
+        arrivals.append((at_ms, record))
+    group = Group(
+        engine=engine.driver,
+        builder=engine.builder,
+        arrivals=arrivals,
+        chance=chance,
+        lead_ms=30 * MINUTE_MS,
+    )
+    group.run(END_MS)
+    assert group.dropped[LATE] == 0
+    assert not group.unread
+    assert counted(group) == closed_sales(group)
+
+
+AHEAD = 80
 PAUSE = FIRST_MS + 200, FIRST_MS + 4 * IDLE_MS
 PAUSED_SEEDS = range(4)
 

@@ -56,7 +56,8 @@ class Cut(NamedTuple):
 @dataclass(kw_only=True)
 class _Input:
     """An input of a task in this batch. ``rows``: of the batch, in the order of the log; ``times``:
-    where each stands in the task's order; ``new``: those that are not done yet; ``certain``: what
+    where each stands in the task's order; ``earliest``: the least own time from each on, which one
+    record far ahead does not move, and its ``times`` do; ``new``: those that are not done yet; ``certain``: what
     is certain behind all that was read; ``end``: where the range ends, ``read``: up to where it
     was ever read; ``full``: there is no room to read on; ``short``: the range ends in front of what
     was read before, as the first one on another thread may, which has less room or other tasks."""
@@ -65,6 +66,7 @@ class _Input:
     log: TopicPartition
     rows: Int64
     times: Int64
+    earliest: Int64
     new: _Flags
     certain: Told
     end: int
@@ -105,13 +107,15 @@ class _Input:
         said = request.times.get(log, _NOTHING)
         if source.kind != "repartition":
             place = np.maximum.accumulate(np.maximum(times, known))
-            new = np.ones(len(rows), bool)
-            if log in request.until_ms:
-                new = place <= request.until_ms[log]
-            # What is left begins with its first record: nothing earlier comes any more, and those
-            # that wait for this source must not wait for a record that waits for them.
+            earliest, new = _earliest_behind(times), np.ones(len(rows), bool)
+            if (until_ms := request.until_ms.get(log)) is not None:
+                # For a time that the wall clock has not reached the others would not come soon.
+                left = (earliest > until_ms) & (earliest <= request.wall_clock_ms)
+                new = ~np.logical_or.accumulate(left)
+            # Nothing earlier than what is left comes any more, and those that wait for this source
+            # must not wait for a record that waits for them.
             last = int(place[new][-1]) if new.any() else known
-            last = last if new.all() else max(known, int(place[~new][0]) - 1)
+            last = last if new.all() else max(last, int(earliest[~new][0]) - 1)
             task = source.task(log)
             if new.all() and end >= request.log_ends[log]:
                 last = max(last, request.idle.get(task, {}).get(source.timed + IN, UNKNOWN))
@@ -120,6 +124,7 @@ class _Input:
                 log=log,
                 rows=rows,
                 times=place,
+                earliest=earliest,
                 new=new,
                 certain=Told(last, said.silent),
                 end=end,
@@ -135,6 +140,7 @@ class _Input:
                 log=log,
                 rows=rows,
                 times=place,
+                earliest=_earliest_behind(times),
                 new=new,
                 certain=certain,
                 end=end,
@@ -151,6 +157,7 @@ class _Input:
             log=log,
             rows=rows,
             times=np.maximum(times, done),
+            earliest=_earliest_behind(times),
             new=new,
             certain=certain,
             end=end,
@@ -280,7 +287,7 @@ class CertainTimes:
         if one.source.held:
             self.done[one.rows] = ~one.new
         elif len(left):
-            self.heads[one.log] = int(one.times[~taken][0])
+            self.heads[one.log] = int(one.earliest[~taken][0])
 
     def _of_full(self, one: _Input) -> _Flags:
         """In the order of the log."""
@@ -447,6 +454,12 @@ def _limited(groups: dict[TaskId, list[_Group]], most: int) -> _Limited:
         for task, of_task in groups.items()
     }
     return _Limited(limited, (one.log, left), 0)
+
+
+def _earliest_behind(times: Int64) -> Int64:
+    """Of each record the least time of it and all behind it."""
+    found: Int64 = np.minimum.accumulate(times[::-1])[::-1]
+    return found
 
 
 def _rows_of(batch: BatchInput) -> dict[tuple[int, int], Int64]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from everflow import serdes
 from everflow.protocol.messages import InputTime, TaskContext
@@ -202,3 +203,34 @@ def test_the_head_of_a_source_is_the_first_record_that_is_left_for_whatever_reas
     assert found.consumed == {LOG: 0, log: 1}
     assert found.heads == {log: 120}, "the bound leaves the last one alone"
     assert found.names[TASK]["own/idle"] == 119
+
+
+@pytest.mark.parametrize(("wall_ms", "left"), [(10_000, [4]), (5_000, [])])
+def test_a_record_far_ahead_does_not_keep_those_behind_it_from_being_read(
+    wall_ms: int, left: Sequence[int]
+) -> None:
+    """One of the future is read at once, as the others would not come to its time soon."""
+    log, times = TopicPartition("in", 0), [50, 9_000, 60, 70, 8_000]
+    own = replace(source("in", key=serdes.string(), value=serdes.long()), timed="own")
+    batch = BatchInput(
+        batches={},
+        rows={},
+        source=np.zeros(5, np.int32),
+        partition=np.zeros(5, np.int32),
+        offset=np.arange(5, dtype=np.int64),
+        timestamp=np.array(times, np.int64),
+        bytes=100,
+    )
+    request = batch_request(
+        {log: OffsetRange(0, 5)},
+        tasks=[TaskContext(TASK, "", "", {})],
+        log_ends={log: 5},
+        times={},
+        until_ms={log: 100},
+        wall_clock_ms=wall_ms,
+    )
+    found = certain_times(batch, (own,), request)
+    assert found is not None
+    assert np.flatnonzero(~found.kept).tolist() == left
+    assert found.heads == dict.fromkeys([log][: len(left)], 8_000)
+    assert found.inputs[TASK][0].ms == 9_000

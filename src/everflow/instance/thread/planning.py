@@ -121,7 +121,7 @@ class BatchPlanner:
         known = self.ends.failing_ms() <= 0 and not self.paused()
         quiet = silence.silent(after_ms, now_ms) if known else ()
         silent = {tp for tp in quiet if tp in waited}
-        until_ms, readable = timed.within(tasks, available, ends)
+        until_ms, readable = timed.within(tasks, available, ends, wall_ms)
         ranges = plan_ranges(self.retries.stalled.chosen(tasks, readable, now_ms), most)
         resting = self._resting(tasks)
         going = {name: one for name, one in tasks.items() if name not in resting}

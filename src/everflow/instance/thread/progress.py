@@ -555,17 +555,22 @@ class BatchTimes:
         return {tp: self.shared.read_position(task, tp) for tp in task.inputs}
 
     def within(
-        self, tasks: Mapping[TaskId, ActiveTask], available: Ranges, ends: Offsets
+        self,
+        tasks: Mapping[TaskId, ActiveTask],
+        available: Ranges,
+        ends: Offsets,
+        wall_ms: float,
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, OffsetRange]]:
         """`BatchRequest.until_ms`, and what is ``available`` without tasks all of whose records
-        are later."""
+        are later, if not later than the wall clock."""
         until, left = self.shared.until_ms(ends, self.thread), dict(available)
         if not until:
             return until, left
         for task in tasks.values():
             unread = [tp for tp in task.inputs if tp in left and left[tp].end > left[tp].start]
             later = [
-                tp in until and self.shared.head(tp, left[tp].start) > until[tp] for tp in unread
+                tp in until and until[tp] < self.shared.head(tp, left[tp].start) <= wall_ms
+                for tp in unread
             ]
             if unread and all(later):
                 for tp in task.inputs:

@@ -283,8 +283,11 @@ def test_who_is_ahead_of_the_slowest_is_left_out_of_a_batch() -> None:
     shared.watch(0, tasks.values(), threading.Event())
     shared.committed(0, tasks.values(), {IN0: 400, IN1: 7_500})
     available = {IN0: OffsetRange(3, 10), IN1: OffsetRange(3, 10)}
-    found = batches(shared).within(tasks, available, {IN0: 10, IN1: 10})
+    ends = {IN0: 10, IN1: 10}
+    found = batches(shared).within(tasks, available, ends, wall_ms=9_000)
     assert found == ({IN0: 1_400, IN1: 1_400}, {IN0: OffsetRange(3, 10)})
+    _, left = batches(shared).within(tasks, available, ends, wall_ms=7_000)
+    assert left == available, "of a clock that is ahead: the others would not come there soon"
 
 
 def test_what_feeds_nobody_holds_up_nobody_and_is_not_held_up() -> None:
@@ -304,7 +307,8 @@ def test_what_feeds_nobody_holds_up_nobody_and_is_not_held_up() -> None:
     paused.positions, paused.stream_times = {copied: 3}, {"copied-source/idle": 7}
     shared.watch(0, [upstream(UP0, 3, 5_000), paused], threading.Event())
     assert shared.until_ms({IN0: 10, copied: 10}) == {IN0: 6_000}
-    found = batches(shared).within({leaf: paused}, {copied: OffsetRange(3, 10)}, {copied: 10})
+    ends = {copied: 10}
+    found = batches(shared).within({leaf: paused}, {copied: OffsetRange(3, 10)}, ends, 9_000)
     assert found[1] == {copied: OffsetRange(3, 10)}
 
 
