@@ -57,10 +57,10 @@ class Cut(NamedTuple):
 class _Input:
     """An input of a task in this batch. ``rows``: of the batch, in the order of the log; ``times``:
     where each stands in the task's order; ``earliest``: the least own time from each on, which one
-    record far ahead does not move, and its ``times`` do; ``new``: those that are not done yet; ``certain``: what
-    is certain behind all that was read; ``end``: where the range ends, ``read``: up to where it
-    was ever read; ``full``: there is no room to read on; ``short``: the range ends in front of what
-    was read before, as the first one on another thread may, which has less room or other tasks."""
+    record far ahead does not move; ``new``: those that are not done yet; ``certain``: what is
+    certain behind all that was read; ``end``: where the range ends, ``read``: up to where it was
+    ever read; ``full``: there is no room to read on; ``short``: the range ends in front of what was
+    read before, as the first one on another thread may, which has less room or other tasks."""
 
     source: Source
     log: TopicPartition
