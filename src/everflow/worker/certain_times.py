@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.protocol.messages import BadRecord, BatchRequest, InputTime, TaskContext
 from everflow.records import Int64, TaskId, TopicPartition
 from everflow.topology.batches import BatchInput
@@ -381,6 +382,26 @@ def certain_times(
     all_ = dict.fromkeys(request.ranges, InputTime(silent=True))
     found = CertainTimes.of(batch, sources, replace(request, times=all_), highest=True)
     return replace(found, inputs={})
+
+
+def not_done(
+    read: Mapping[TopicPartition, LogColumns], sources: Sequence[Source], request: BatchRequest
+) -> dict[TopicPartition, LogColumns]:
+    """What was ``read`` without records that are done. Behind one that waits long, as one of a
+    clock that is ahead does, they would come to fill each batch."""
+    if request.times is None:
+        return dict(read)
+    found = dict(read)
+    times = {one.task: one.stream_times for one in request.tasks}
+    for log, source in sources_of_logs(sources, read).items():
+        before = times.get(source.task(log), {})
+        if not source.held or source.timed + DONE not in before:
+            continue
+        columns, done = read[log], before[source.timed + DONE]
+        left = (columns.offsets >= read_to(before, source.timed)) | (columns.timestamps > done)
+        if not left.all():
+            found[log] = columns.only(np.flatnonzero(left))
+    return found
 
 
 def _held_back(held: Sequence[Source], request: BatchRequest) -> bool:

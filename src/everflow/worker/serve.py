@@ -54,6 +54,7 @@ from everflow.topology.batches import BatchInput
 from everflow.topology.plan import SinkOp
 from everflow.travel.pickled_objects import PickledObjects
 from everflow.worker.calls import SideBySide, close_event_loop, keep_calls
+from everflow.worker.certain_times import not_done
 from everflow.worker.columns import ColumnClient
 from everflow.worker.crash_points import ENVIRONMENT_VARIABLE, reached
 from everflow.worker.decode import LogDecoder
@@ -464,7 +465,8 @@ class ResidentStep:
             request.latest_ends,
             request.topic_ids,
         )
-        return request.ending(read.ends, silent=read.silent), read.columns
+        asked = request.ending(read.ends, silent=read.silent)
+        return asked, not_done(read.columns, self.decoder.sources, asked)
 
 
 @dataclass(frozen=True)

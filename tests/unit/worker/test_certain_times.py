@@ -4,13 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from everflow import serdes
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.protocol.messages import InputTime, TaskContext
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.topology.batches import BatchInput
-from everflow.worker.certain_times import CertainTimes, certain_times
+from everflow.worker.certain_times import CertainTimes, certain_times, not_done
 from unit.builders import batch_request, source
 
 LOG = TopicPartition("between", 0)
@@ -174,6 +176,21 @@ def test_a_range_that_fills_a_batch_in_front_of_what_was_read_is_taken_in_its_or
     assert found.full == [LOG]
     assert found.consumed == {LOG: 5}
     assert found.names[TASK] == kept, "one of 130 at offset 7 is still to come"
+
+
+def test_of_what_was_read_only_that_is_left_which_is_not_done() -> None:
+    """Behind a record of a clock that is ahead all later ones would be read in each batch."""
+    times = np.array([9_000, 60, 110, 90, 130], np.int64)
+    texts = pa.array([b"any"] * len(times))
+    offsets = np.arange(2, 7, dtype=np.int64)
+    columns = LogColumns(keys=texts, values=texts, offsets=offsets, timestamps=times)
+    kept = {"rows/idle": 110, "rows/read": 5, "rows/done": 110}
+    tasks = [TaskContext(TASK, "", "", kept)]
+    request = batch_request({LOG: OffsetRange(2, 7)}, tasks=tasks, log_ends={LOG: 7}, times={})
+    found = not_done({LOG: columns}, (HELD,), request)[LOG]
+    assert found.offsets.tolist() == [2, 5, 6], "the last two are new, one of them is late"
+    highest = not_done({LOG: columns}, (HELD,), replace(request, times=None))
+    assert len(highest[LOG]) == len(times)
 
 
 def test_the_head_of_a_source_is_the_first_record_that_is_left_for_whatever_reason() -> None:
