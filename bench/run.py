@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from fractions import Fraction
 from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,8 @@ from bench.systems import (
     DEFAULT_SYSTEMS,
     EVERFLOW,
     EVERFLOW_BEFORE,
+    EVERFLOW_LOWEST,
+    EVERFLOW_SETTINGS,
     EVERFLOW_UNGUARDED,
     FLINK_SQL,
     KAFKA_STREAMS,
@@ -80,7 +83,6 @@ from bench.systems import (
     SystemFailedError,
     everflow_before_launcher,
     everflow_launch,
-    everflow_unguarded_launch,
     flink_launcher,
     kafka_streams_launcher,
 )
@@ -165,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
         reference = next(
             (
                 system
-                for system in (KAFKA_STREAMS, EVERFLOW_BEFORE, EVERFLOW_UNGUARDED)
+                for system in (KAFKA_STREAMS, EVERFLOW_BEFORE, EVERFLOW_UNGUARDED, EVERFLOW_LOWEST)
                 if system in options.systems
             ),
             KAFKA_STREAMS,
@@ -855,8 +857,7 @@ def _launchers(systems: tuple[str, ...], folder: Path, before: Path | None) -> d
     from everflow.jvm import resolve_jars
 
     launchers: dict[str, Launcher] = {
-        EVERFLOW: everflow_launch,
-        EVERFLOW_UNGUARDED: everflow_unguarded_launch,
+        system: partial(everflow_launch, system=system) for system in EVERFLOW_SETTINGS
     }
     if before is not None:
         launchers[EVERFLOW_BEFORE] = everflow_before_launcher(before)

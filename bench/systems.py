@@ -26,6 +26,8 @@ EVERFLOW = "everflow"
 # With a Spark job for each batch: the road that is left where Spark's code cannot be called.
 # Without what guards it against damaged bytes and too little memory: what those cost.
 EVERFLOW_UNGUARDED = "everflow-unguarded"
+# Event time is the least that is certain, not the highest seen.
+EVERFLOW_LOWEST = "everflow-lowest"
 # Another checkout of the repository with its own environment: a commit before, in the same run.
 EVERFLOW_BEFORE = "everflow-before"
 KAFKA_STREAMS = "kafka-streams"
@@ -36,7 +38,7 @@ KAFKA_STREAMS_TRANSACTIONAL = "kafka-streams-transactional"
 KAFKA_STREAMS_KIP1071_TRANSACTIONAL = "kafka-streams-kip1071-transactional"
 # The programs that SQL can say: bench/flink has a script for each, and bench/flink/live.
 FLINK_SQL = "flink-sql"
-OURS = (EVERFLOW, EVERFLOW_UNGUARDED, EVERFLOW_BEFORE)
+OURS = (EVERFLOW, EVERFLOW_UNGUARDED, EVERFLOW_LOWEST, EVERFLOW_BEFORE)
 SYSTEMS = (
     KAFKA_STREAMS,
     KAFKA_STREAMS_KIP1071,
@@ -77,6 +79,13 @@ ROOT = Path(__file__).resolve().parent.parent
 STOP_TIMEOUT_S = 60.0
 LOG_TAIL_LINES = 40
 NO_BUDGET_BYTES = 1 << 50
+EVERFLOW_SETTINGS: Mapping[str, Mapping[str, str]] = {
+    EVERFLOW: {},
+    # No checksum is checked, and no batch comes near the budget of memory.
+    EVERFLOW_UNGUARDED: {"consumer.check.crcs": "false", "max.memory.bytes": str(NO_BUDGET_BYTES)},
+    EVERFLOW_LOWEST: {"stream.time": "lowest"},
+}
+"""Of each system that is this everflow, what it sets besides a job's own settings."""
 # How long Kafka Streams must process nothing before it takes a program with repartition topics for
 # done; it is inside its time.
 QUIET_MS = 250
@@ -208,13 +217,14 @@ def flink_launcher(java: list[str]) -> Launcher:
     return launch
 
 
-def everflow_launch(job: Job) -> Launch:
+def everflow_launch(job: Job, system: str = EVERFLOW) -> Launch:
     """everflow through its own command, as a user starts it; with events, through the program that
-    notes them."""
+    notes them. `system` is a key of `EVERFLOW_SETTINGS`."""
     settings = {
         "processing.guarantee": job.guarantee,
         "num.stream.threads": str(job.threads),
         "state.dir": str(job.state_dir),
+        **EVERFLOW_SETTINGS[system],
         **job.settings,
     }
     if job.events is None:
@@ -263,12 +273,6 @@ def turns(
     for guarantee, run in product(guarantees, range(runs)):
         for system, launcher in list(launchers.items())[:: -1 if run % 2 else 1]:
             yield guarantee, run, system, launcher
-
-
-def everflow_unguarded_launch(job: Job) -> Launch:
-    """everflow that checks no checksum and has a budget of memory that no batch comes near."""
-    unguarded = {"consumer.check.crcs": "false", "max.memory.bytes": str(NO_BUDGET_BYTES)}
-    return everflow_launch(replace(job, settings={**job.settings, **unguarded}))
 
 
 def everflow_before_launcher(checkout: Path) -> Launcher:

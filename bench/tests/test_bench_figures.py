@@ -28,7 +28,7 @@ from bench.readers.reading import Counted, Exchange, report_of
 from bench.readers.rounds import WINDOWS, RoundFigures, expected_turnover
 from bench.rebalances import Migration, migrations, rebalance_lines, records_in
 from bench.results import Measurement, Results, read_json, summarise, write_json
-from bench.systems import Job, everflow_launch, everflow_unguarded_launch, turns
+from bench.systems import EVERFLOW_UNGUARDED, Job, everflow_launch, turns
 from bench.topics import json_value, key_of
 from bench.verify import WrongOutputError
 from everflow.config import StreamsConfig
@@ -145,7 +145,7 @@ def test_a_missing_or_repeated_count_voids_the_figures(seen: list[list[int]]) ->
 
 def test_without_guards_is_the_same_start_but_for_two_settings() -> None:
     job = Job("b:1", "app", "exactly_once_v2", 2, "in", "out", Path("state"))
-    guarded, unguarded = everflow_launch(job), everflow_unguarded_launch(job)
+    guarded, unguarded = everflow_launch(job), everflow_launch(job, EVERFLOW_UNGUARDED)
     assert unguarded.command[: len(guarded.command)] == guarded.command
     more = unguarded.command[len(guarded.command) :]
     assert more[::2] == ["--set", "--set"]
