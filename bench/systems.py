@@ -83,7 +83,8 @@ EVERFLOW_SETTINGS: Mapping[str, Mapping[str, str]] = {
     EVERFLOW: {},
     # No checksum is checked, and no batch comes near the budget of memory.
     EVERFLOW_UNGUARDED: {"consumer.check.crcs": "false", "max.memory.bytes": str(NO_BUDGET_BYTES)},
-    EVERFLOW_LOWEST: {"stream.time": "lowest"},
+    # A backlog has an end: what came last there would wait for the default of half a minute.
+    EVERFLOW_LOWEST: {"stream.time": "lowest", "stream.time.idle.ms": "100"},
 }
 """Of each system that is this everflow, what it sets besides a job's own settings."""
 # How long Kafka Streams must process nothing before it takes a program with repartition topics for

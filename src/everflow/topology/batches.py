@@ -5,11 +5,12 @@ Results of functions are kept (`KnownResults`), so that none is called twice (no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from everflow.records import EdgeBatch, Int64, KeyPlaces, joined_headers, rises
@@ -32,6 +33,10 @@ class BatchInput:
     """Earlier results of functions for these records; None if the batch is not computed again."""
     keys: Sequence[KeyPlaces] = ()
     """The partitions of these records' keys."""
+    decode_held: Callable[[BatchInput, npt.NDArray[np.bool_] | None], None] | None = None
+    """Decodes into a copy of this the records of inputs whose records may be held back (note 076),
+    once it is known which rows of the batch are taken (None: all); until then no slot has them.
+    Raises as decoding does. None: there are no such inputs."""
 
 
 def _places(rows: Int64, count: int) -> pa.Array:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from everflow.kafka.reading.record_columns import LogColumns
 from everflow.protocol.messages import BadRecord, BatchRequest, InputTime, TaskContext
-from everflow.records import Int64, TaskId, TopicPartition
+from everflow.records import Int64, TaskId, TopicPartition, rises
 from everflow.topology.batches import BatchInput
 from everflow.topology.event_time import (
     DONE,
@@ -265,14 +265,12 @@ class CertainTimes:
                 names |= self._names(one, cut)
         self.inputs[task] = told
         self.names[task] = {name: max(ms, before.get(name, UNKNOWN)) for name, ms in names.items()}
+        # Of one time the rows of the first source come first, each in the order of its log.
+        inputs.sort(key=lambda one: one.source.index)
         rows = np.concatenate([one.rows for one in inputs])
-        if len(rows):
-            times = np.concatenate([one.times for one in inputs])
-            numbers = np.repeat(
-                [one.source.index for one in inputs], [len(one.rows) for one in inputs]
-            )
-            order = np.lexsort((rows, numbers, times))
-            self.rank[rows[order]] = np.sort(rows)
+        times = np.concatenate([one.times for one in inputs])
+        order = rows if rises(times) else rows[np.argsort(times, kind="stable")]
+        self.rank[order] = np.sort(rows)
 
     def _taken(self, one: _Input, cut: Cut | None) -> None:
         taken = one.new

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -293,8 +294,9 @@ class LogDecoder:
             offset=_joined([columns.offsets for columns in read.values()]),
             timestamp=_joined([columns.timestamps for columns in read.values()]),
         )
-        letters, keys = [], []
+        keys, held = [], []
         odd = odd_times(batch_input.timestamp)
+        decoding = _Decoding(judge, odd)
         for source in self.sources:
             mine = LogColumns.concat(
                 [found for tp, found in read.items() if source_of[tp] is source]
@@ -303,19 +305,70 @@ class LogDecoder:
             raw = raw_records(mine, source, batch_input.partition[rows], rows)
             if (places := self.check.of(source, raw)) is not None:
                 keys.append(places)
-            decoded, bad = decoded_records(source, raw, judge, odd, mine.unread)
-            if odd and source.own_times:
-                refuse_negative(source, decoded)
-            batch_input.batches[source.slot], batch_input.rows[source.slot] = decoded, decoded.seq
-            letters.append(bad)
-            batch_input.bytes += raw.key.nbytes + raw.value.nbytes
+            batch_input.bytes += mine.nbytes
+            if source.held:
+                held.append((source, mine, raw))
+            else:
+                decoding.into(batch_input, source, raw, mine.unread)
         batch_input.keys = keys
-        dead = concat(letters)
         if odd:
             batch_input.timestamp = timely(batch_input, judge.wall_clock_ms)
-            dead = replace(dead, timestamp=batch_input.timestamp[dead.seq])
-        batch_input.batches[DEAD_LETTER_SLOT], batch_input.rows[DEAD_LETTER_SLOT] = dead, dead.seq
+        decoding.close(batch_input)
+        if held:
+            batch_input.decode_held = partial(_decode_held, held, judge, odd)
         return batch_input
+
+
+@dataclass
+class _Decoding:
+    """Puts decoded records into the slots of a batch, and those that are left out, once all are
+    there, into that of the dead letters. Owned by one thread."""
+
+    judge: Judge
+    odd: bool
+    """Some of the batch's records have odd times (`odd_times`)."""
+    _letters: list[EdgeBatch] = field(default_factory=list)
+
+    def into(
+        self,
+        batch: BatchInput,
+        source: Source,
+        raw: EdgeBatch,
+        unread: Mapping[int, Exception],
+    ) -> None:
+        """``unread``: by row of ``raw``. Raises as `LogDecoder.run`."""
+        decoded, bad = decoded_records(source, raw, self.judge, self.odd, unread)
+        if self.odd and source.own_times:
+            refuse_negative(source, decoded)
+        batch.batches[source.slot], batch.rows[source.slot] = decoded, decoded.seq
+        self._letters.append(bad)
+
+    def close(self, batch: BatchInput) -> None:
+        """Behind all sources."""
+        dead = concat(self._letters) if self._letters else _NO_LETTERS
+        if self.odd:
+            dead = replace(dead, timestamp=batch.timestamp[dead.seq])
+        if (before := batch.batches.get(DEAD_LETTER_SLOT)) is not None:
+            dead = concat([before, dead])
+        batch.batches[DEAD_LETTER_SLOT], batch.rows[DEAD_LETTER_SLOT] = dead, dead.seq
+
+
+def _decode_held(
+    held: Sequence[tuple[Source, LogColumns, EdgeBatch]],
+    judge: Judge,
+    odd: bool,
+    batch: BatchInput,
+    taken: np.ndarray | None,
+) -> None:
+    """See `BatchInput.decode_held`."""
+    decoding = _Decoding(judge, odd)
+    for source, columns, raw in held:
+        if taken is not None and not (mine := taken[raw.seq]).all():
+            rows = np.flatnonzero(mine)
+            columns = columns.only(rows)
+            raw = raw_records(columns, source, raw.partition[rows], raw.seq[rows])
+        decoding.into(batch, source, raw, columns.unread)
+    decoding.close(batch)
 
 
 def decoded_records(

@@ -297,7 +297,8 @@ def _placed(batch_input: BatchInput, rank: Int64, kept: np.ndarray) -> dict[int,
     }
     if not kept.all():
         for slot, batch in batches.items():
-            batches[slot] = batch.take(np.flatnonzero(kept[batch_input.rows[slot]]))
+            if not (mine := kept[batch_input.rows[slot]]).all():
+                batches[slot] = batch.take(np.flatnonzero(mine))
     return batches
 
 

@@ -23,7 +23,9 @@ from everflow import metrics as names
 from everflow import serdes
 from everflow.columns.key_partitions import BY_HASH, CRC32, MURMUR2, key_partitions
 from everflow.errors import RetriableError
+from everflow.handlers import DESERIALIZATION, ErrorHandlerContext, Handlers, Response
 from everflow.instance.thread.batch_counts import BatchCounts, misplaced_keys
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.metrics import Metrics
 from everflow.protocol.messages import (
     COMMITTED,
@@ -44,11 +46,20 @@ from everflow.state.store_meta import Owner
 from everflow.topology.batches import BatchInput
 from everflow.topology.idle_sources import IdleSource
 from everflow.topology.partitioners import OF_WINDOWS, KeyFunction, KeyPartitioner
+from everflow.topology.plan import DEAD_LETTER_SLOT
 from everflow.topology.sources import Source
 from everflow.windows import Windowed
 from everflow.worker import columns, serve
 from everflow.worker.columns import ColumnClient, ColumnsFailed
-from everflow.worker.decode import ALL_UP_TO, MOST_KEYS, ONE_OF, Judge, KeyCheck, decoded_records
+from everflow.worker.decode import (
+    ALL_UP_TO,
+    MOST_KEYS,
+    ONE_OF,
+    Judge,
+    KeyCheck,
+    LogDecoder,
+    decoded_records,
+)
 from everflow.worker.serve import PAGE_BYTES, STOP, ResidentStep, RetainedPages, WorkerPorts
 from everflow.worker.times import ages_read, moved
 from unit.builders import edge_batch, source
@@ -634,3 +645,36 @@ def test_times_become_latency_and_lateness() -> None:
     ages = Ages("0_0", "in", 2, 30.0, 10, 20, 10.0, 10)
     assert ages.latency_ms(100) == (2, 170.0, 80, 90)
     assert ages.lateness_ms == (2, 10.0, 0.0, 10)
+
+
+def test_of_records_that_may_be_held_back_only_those_that_are_taken_are_decoded() -> None:
+    held = replace(reading(serdes.json("a bigint")), kind="repartition", held=True)
+    log, asked = TopicPartition("in", 0), list[int]()
+
+    def skip(context: ErrorHandlerContext, error: BaseException) -> Response:
+        asked.append(context.offset)
+        return Response.CONTINUE
+
+    read = LogColumns(
+        keys=pa.array([b"a", b"b", b"c", b"d"]),
+        values=pa.array([b"{", b'{"a": 2}', b"{", b'{"a": 4}']),
+        offsets=np.arange(40, 44, dtype=np.int64),
+        timestamps=np.array([7, 8, 9, 10], np.int64),
+        unread={1: ValueError("cut")},
+    )
+    decoder = LogDecoder((held,), False, Handlers("dead", {DESERIALIZATION: skip}))
+    found = decoder.run({log: read}, Judge(decoder.handlers))
+    assert (found.timestamp.tolist(), found.bytes) == ([7, 8, 9, 10], read.nbytes)
+    assert (held.slot in found.batches, len(found.batches[DEAD_LETTER_SLOT])) == (False, 0)
+    assert found.decode_held is not None
+    for taken, places, letters in (
+        (np.array([True, False, False, True]), [3], [0]),
+        (np.array([False, True, False, True]), [3], [1]),
+        (None, [3], [0, 1, 2]),
+    ):
+        batch = replace(found, batches=dict(found.batches), rows=dict(found.rows))
+        found.decode_held(batch, taken)
+        assert batch.rows[held.slot].tolist() == places
+        assert batch.batches[held.slot].value.to_pylist() == [{"a": 4}]
+        assert batch.rows[DEAD_LETTER_SLOT].tolist() == letters
+    assert asked == [40, 41, 42], "each is asked about once, when it is taken"
