@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from fractions import Fraction
-from itertools import chain
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 

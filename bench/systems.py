@@ -83,10 +83,13 @@ EVERFLOW_SETTINGS: Mapping[str, Mapping[str, str]] = {
     EVERFLOW: {},
     # No checksum is checked, and no batch comes near the budget of memory.
     EVERFLOW_UNGUARDED: {"consumer.check.crcs": "false", "max.memory.bytes": str(NO_BUDGET_BYTES)},
-    # A backlog has an end: what came last there would wait for the default of half a minute.
-    EVERFLOW_LOWEST: {"stream.time": "lowest", "stream.time.idle.ms": "100"},
+    EVERFLOW_LOWEST: {"stream.time": "lowest"},
 }
 """Of each system that is this everflow, what it sets besides a job's own settings."""
+_OF_A_BACKLOG: Mapping[str, Mapping[str, str]] = {
+    EVERFLOW_LOWEST: {"stream.time.idle.ms": "100"},
+}
+"""Where the input has an end: what came last there would wait for the default of half a minute."""
 # How long Kafka Streams must process nothing before it takes a program with repartition topics for
 # done; it is inside its time.
 QUIET_MS = 250
@@ -226,6 +229,7 @@ def everflow_launch(job: Job, system: str = EVERFLOW) -> Launch:
         "num.stream.threads": str(job.threads),
         "state.dir": str(job.state_dir),
         **EVERFLOW_SETTINGS[system],
+        **({} if job.live else _OF_A_BACKLOG.get(system, {})),
         **job.settings,
     }
     if job.events is None:

@@ -33,10 +33,9 @@ class BatchInput:
     """Earlier results of functions for these records; None if the batch is not computed again."""
     keys: Sequence[KeyPlaces] = ()
     """The partitions of these records' keys."""
-    decode_held: Callable[[BatchInput, npt.NDArray[np.bool_] | None], None] | None = None
-    """Decodes into a copy of this the records of inputs whose records may be held back (note 076),
-    once it is known which rows of the batch are taken (None: all); until then no slot has them.
-    Raises as decoding does. None: there are no such inputs."""
+    decode_taken: Callable[[BatchInput, npt.NDArray[np.bool_]], None] | None = None
+    """Decodes into a copy of this the records that no slot has yet, once it is known which rows of
+    the batch are taken (``stream.time=lowest``). Raises as decoding does."""
 
 
 def _places(rows: Int64, count: int) -> pa.Array:

@@ -278,9 +278,12 @@ class LogDecoder:
         tasks = {one.topic: one.until for one in keyed if one.until is not None and not one.first}
         return LogDecoder(plan.sources, plan.headers, handlers, KeyCheck(counts, tasks))
 
-    def run(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> BatchInput:
+    def run(
+        self, read: Mapping[TopicPartition, LogColumns], judge: Judge, later: bool = False
+    ) -> BatchInput:
         """Undecodable records, those whose time nothing holds, and those that are skipped, are
-        live on the dead letter slot alone. Raises RecordTimeError for a negative time, and what
+        live on the dead letter slot alone. ``later``: those that have their times in Kafka are
+        decoded by `BatchInput.decode_taken`. Raises RecordTimeError for a negative time, and what
         `Judge.letters` raises."""
         source_of = sources_of_logs(self.sources, read)
         indexes = [source.index for source in source_of.values()]
@@ -294,7 +297,7 @@ class LogDecoder:
             offset=_joined([columns.offsets for columns in read.values()]),
             timestamp=_joined([columns.timestamps for columns in read.values()]),
         )
-        keys, held = [], []
+        keys, waiting = [], []
         odd = odd_times(batch_input.timestamp)
         decoding = _Decoding(judge, odd)
         for source in self.sources:
@@ -306,16 +309,16 @@ class LogDecoder:
             if (places := self.check.of(source, raw)) is not None:
                 keys.append(places)
             batch_input.bytes += mine.nbytes
-            if source.held:
-                held.append((source, mine, raw))
+            if later and source.own_times:
+                waiting.append((source, mine, raw))
             else:
                 decoding.into(batch_input, source, raw, mine.unread)
         batch_input.keys = keys
         if odd:
             batch_input.timestamp = timely(batch_input, judge.wall_clock_ms)
         decoding.close(batch_input)
-        if held:
-            batch_input.decode_held = partial(_decode_held, held, judge, odd)
+        if waiting:
+            batch_input.decode_taken = partial(_decode_taken, waiting, judge, odd)
         return batch_input
 
 
@@ -353,21 +356,24 @@ class _Decoding:
         batch.batches[DEAD_LETTER_SLOT], batch.rows[DEAD_LETTER_SLOT] = dead, dead.seq
 
 
-def _decode_held(
-    held: Sequence[tuple[Source, LogColumns, EdgeBatch]],
+def _decode_taken(
+    waiting: Sequence[tuple[Source, LogColumns, EdgeBatch]],
     judge: Judge,
     odd: bool,
     batch: BatchInput,
-    taken: np.ndarray | None,
+    taken: np.ndarray,
 ) -> None:
-    """See `BatchInput.decode_held`."""
+    """See `BatchInput.decode_taken`."""
     decoding = _Decoding(judge, odd)
-    for source, columns, raw in held:
-        if taken is not None and not (mine := taken[raw.seq]).all():
+    for source, columns, raw in waiting:
+        if not (mine := taken[raw.seq]).all():
             rows = np.flatnonzero(mine)
             columns = columns.only(rows)
             raw = raw_records(columns, source, raw.partition[rows], raw.seq[rows])
         decoding.into(batch, source, raw, columns.unread)
+        decoded = batch.batches[source.slot]
+        # max.event.time.ahead may have set other times.
+        batch.batches[source.slot] = replace(decoded, timestamp=batch.timestamp[decoded.seq])
     decoding.close(batch)
 
 

@@ -108,7 +108,7 @@ class Isolated:
         while True:
             search = _Search(self, request, read, judge, compute)
             try:
-                return compute(request, self.decoded(read, judge), None)
+                return compute(request, self.decoded(request, read, judge), None)
             except (RecordTooLargeError, RecordRefusedError) as error:
                 # The gate has answered, perhaps: whose fault it is counts for the next attempt.
                 blamed = search.blamed(error)
@@ -158,9 +158,9 @@ class Isolated:
             self.arriving.close(calls)
         return shorter
 
-    def decoded(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> BatchInput:
+    def decoded(self, request: BatchRequest, read: _Read, judge: Judge) -> BatchInput:
         with timed(self.timings, "decode"):
-            decoded = self.decoder.run(read, judge)
+            decoded = self.decoder.run(read, judge, later=request.times is not None)
             decoded.known = self.known
             return decoded
 
@@ -289,7 +289,7 @@ class _Search(Generic[_T]):
             taken = _in_time(self.read) if taken is None else taken
             asked, part = _prefix(self.request, self.read, taken)
         try:
-            self.compute(asked, self.batch.decoded(part, self.judge), trial)
+            self.compute(asked, self.batch.decoded(asked, part, self.judge), trial)
         except Exception as found:
             if (damage := damage_in(found)) is not None:
                 raise damage from damage.__cause__
@@ -305,7 +305,7 @@ class _Search(Generic[_T]):
         return self._taken_of(self.request)
 
     def _taken_of(self, request: BatchRequest) -> list[tuple[int, int]]:
-        batch_input = self.batch.decoded(self.read, self.judge)
+        batch_input = self.batch.decoded(request, self.read, self.judge)
         certain = CertainTimes.of(batch_input, self.batch.decoder.sources, request)
         free = np.array([not one.held for one in self.batch.decoder.sources], bool)
         (rows,) = np.nonzero(certain.kept | free[batch_input.source])

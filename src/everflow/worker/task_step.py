@@ -377,9 +377,9 @@ class TaskStep:
         if request.most_ms is not None:
             remarks = bounded(batch_input, self.sources, request.most_ms)
         certain = certain_times(batch_input, self.sources, request)
-        if batch_input.decode_held is not None:
+        if certain is not None and batch_input.decode_taken is not None:
             with timed(timings, "decode"):
-                batch_input.decode_held(batch_input, None if certain is None else certain.kept)
+                batch_input.decode_taken(batch_input, certain.kept)
         if certain is None:
             records, consumed = merge_inputs(
                 batch_input, self.sources, request.ranges, request.log_ends, request.waits

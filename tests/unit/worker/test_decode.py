@@ -647,8 +647,8 @@ def test_times_become_latency_and_lateness() -> None:
     assert ages.lateness_ms == (2, 10.0, 0.0, 10)
 
 
-def test_of_records_that_may_be_held_back_only_those_that_are_taken_are_decoded() -> None:
-    held = replace(reading(serdes.json("a bigint")), kind="repartition", held=True)
+def test_only_the_records_that_are_taken_are_decoded() -> None:
+    source = reading(serdes.json("a bigint"))
     log, asked = TopicPartition("in", 0), list[int]()
 
     def skip(context: ErrorHandlerContext, error: BaseException) -> Response:
@@ -662,19 +662,20 @@ def test_of_records_that_may_be_held_back_only_those_that_are_taken_are_decoded(
         timestamps=np.array([7, 8, 9, 10], np.int64),
         unread={1: ValueError("cut")},
     )
-    decoder = LogDecoder((held,), False, Handlers("dead", {DESERIALIZATION: skip}))
-    found = decoder.run({log: read}, Judge(decoder.handlers))
+    decoder = LogDecoder((source,), False, Handlers("dead", {DESERIALIZATION: skip}))
+    found = decoder.run({log: read}, Judge(decoder.handlers), later=True)
     assert (found.timestamp.tolist(), found.bytes) == ([7, 8, 9, 10], read.nbytes)
-    assert (held.slot in found.batches, len(found.batches[DEAD_LETTER_SLOT])) == (False, 0)
-    assert found.decode_held is not None
+    assert (source.slot in found.batches, len(found.batches[DEAD_LETTER_SLOT])) == (False, 0)
+    assert found.decode_taken is not None
     for taken, places, letters in (
         (np.array([True, False, False, True]), [3], [0]),
         (np.array([False, True, False, True]), [3], [1]),
-        (None, [3], [0, 1, 2]),
+        (np.ones(4, bool), [3], [0, 1, 2]),
     ):
         batch = replace(found, batches=dict(found.batches), rows=dict(found.rows))
-        found.decode_held(batch, taken)
-        assert batch.rows[held.slot].tolist() == places
-        assert batch.batches[held.slot].value.to_pylist() == [{"a": 4}]
+        found.decode_taken(batch, taken)
+        assert batch.rows[source.slot].tolist() == places
+        assert batch.batches[source.slot].value.to_pylist() == [{"a": 4}]
         assert batch.rows[DEAD_LETTER_SLOT].tolist() == letters
     assert asked == [40, 41, 42], "each is asked about once, when it is taken"
+    assert decoder.run({log: read}, Judge(decoder.handlers)).decode_taken is None
