@@ -286,7 +286,9 @@ class CertainTimes:
         if one.source.held:
             self.done[one.rows] = ~one.new
         elif len(left):
-            self.heads[one.log] = int(one.earliest[~taken][0])
+            # One that waits for other inputs goes by its place: once these have come there.
+            at = int(np.argmin(taken))
+            self.heads[one.log] = int(one.times[at] if one.new[at] else one.earliest[at])
 
     def _of_full(self, one: _Input) -> _Flags:
         """In the order of the log."""
