@@ -120,9 +120,10 @@ def run(
     deadly: bytes | None = None,
     *,
     two_topics: bool = False,
+    arrivals: list[tuple[float, RawRecord]] | None = None,
 ) -> Group:
     chance = random.Random(seed)
-    arrivals = drawn(chance)
+    arrivals = drawn(chance) if arrivals is None else arrivals
     if two_topics:
         names = ("one", "two")
         arrivals = [(at, replace(one, topic=chance.choice(names))) for at, one in arrivals]
@@ -161,6 +162,29 @@ def test_nothing_is_dropped_and_nothing_stands_still(engine: Engine, seed: int) 
     assert counted(group) == closed_sales(group)
     pauses = [later - before for before, later in pairwise(group.commits)]
     assert max(pauses) < IDLE_MS + SLACK_MS
+
+
+OUTAGE_SEEDS = range(6)
+OUTAGE_MS = FIRST_MS + 3 * IDLE_MS
+AGAIN_WITHIN_MS = 2_000.0
+
+
+@pytest.mark.parametrize("seed", OUTAGE_SEEDS)
+def test_behind_an_outage_of_all_sources_everybody_is_waited_for_again(
+    engine: Engine, seed: int
+) -> None:
+    """All were silent; then each partition has at once what it would have had, one behind another
+    one."""
+    chance = random.Random(seed)
+    again = [OUTAGE_MS + chance.uniform(0, AGAIN_WITHIN_MS) for _ in range(PARTITIONS)]
+    arrivals = [
+        (at if place < RECORDS // 3 else again[record.partition or 0], record)
+        for place, (at, record) in enumerate(drawn(chance))
+    ]
+    group = run(engine, seed, arrivals=sorted(arrivals, key=lambda one: one[0]))
+    assert group.dropped[LATE] == 0
+    assert not group.unread
+    assert counted(group) == closed_sales(group)
 
 
 MERGED_SEEDS = range(4)

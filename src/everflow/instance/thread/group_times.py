@@ -92,7 +92,8 @@ class GroupTimes:
         others = times_of(self.times.program, found, self.named)
         # The ends behind the times: what was written before a time was told lies in front of them.
         here = self.times.known()
-        return self.times.answered(here, others, self.ends(question.ends))
+        ends = self.ends(question.ends)
+        return self.times.answered(here, others, ends, self.clock.monotonic_ms())
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -6,11 +6,12 @@ and by who asks the brokers (`everflow.instance.thread.group_times`).
 from __future__ import annotations
 
 import base64
+import math
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from everflow.instance.tasks.task import ActiveTask
 from everflow.instance.thread.batching import PlannedBatch
@@ -28,6 +29,8 @@ from everflow.topology.event_time import (
     told,
 )
 from everflow.topology.sources import Source
+
+_Name = TypeVar("_Name")
 
 
 class TimedInput(NamedTuple):
@@ -155,20 +158,48 @@ def committed_by_kafka_streams(metadata: str, sinks: Iterable[str]) -> dict[str,
     return {sink + OUT: max(UNKNOWN, ms) for sink in sinks}
 
 
-def certain(
+def certain(writers: Sequence[Told], *, everybody: bool = False) -> Told:
+    """The time that is certain of a repartition topic, and whether all its writers are silent;
+    ``everybody``: who is silent is waited for as well."""
+    listed = [one._replace(silent=False) for one in writers] if everybody else writers
+    return Told(least(listed), bool(listed) and all(one.silent for one in listed))
+
+
+def told_by_writers(
     program: TimedProgram,
     topic: str,
     known: Mapping[TaskId, Committed],
     ends: Offsets,
-) -> Told:
-    """The time that is certain of a repartition topic, and whether all its writers are silent.
+) -> list[Told]:
+    """What the writers of a repartition topic have told, each silent if that can be believed.
     ``ends``: of logs, open transactions included, read after what is ``known``."""
     listed = []
     for task, sink in program.written(topic):
         said = told(known.get(task, NOTHING).times, sink)
         silent = said.silent and _is_silent(program, task, sink, known, ends, frozenset())
         listed.append(Told(said.ms, silent))
-    return Told(least(listed), bool(listed) and all(one.silent for one in listed))
+    return listed
+
+
+@dataclass
+class Resumed(Generic[_Name]):
+    """Who is silent beside others that go on is not waited for. But where all were silent, as in an
+    outage of what feeds them, all are waited for again from when the first one goes on: the others
+    may have as much to tell, a moment later. By what goes on together; monotonic ms."""
+
+    idle_ms: float
+    _quiet: set[_Name] = field(default_factory=set)
+    _since: dict[_Name, float] = field(default_factory=dict)
+
+    def left_ms(self, name: _Name, silent: Collection[bool], now_ms: float) -> float:
+        """So long nobody's silence counts. ``silent``: of each of them."""
+        if all(silent):
+            self._quiet.add(name)
+            self._since.pop(name, None)
+        elif name in self._quiet:
+            self._quiet.discard(name)
+            self._since[name] = now_ms
+        return max(0.0, self._since.get(name, -math.inf) + self.idle_ms - now_ms)
 
 
 def _is_silent(
@@ -255,9 +286,14 @@ class EventTimes:
     """Repartition partitions all of whose writers are silent, and the end of the log then."""
     _moved: dict[TopicPartition, int] = field(default_factory=dict)
     """When source partitions got on last (epoch ms)."""
+    _resumed: Resumed[str] = field(init=False)
+    """By repartition topic."""
     _held_up: set[int] = field(default_factory=set)
     """Threads that wait for slower source partitions."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._resumed = Resumed(self.idle_ms)
 
     # --- called by stream threads -----------------------------------------------------------------
 
@@ -409,9 +445,11 @@ class EventTimes:
         here: Mapping[TaskId, Committed],
         others: Mapping[TaskId, Committed],
         ends: Offsets,
+        now_ms: float,
     ) -> bool:
         """The brokers' answers: what the tasks of others have committed, then the ends of logs.
-        ``here``: `known` as it was before the ends were read. True if they told something new."""
+        ``here``: `known` as it was before the ends were read. ``now_ms``: monotonic. True if they
+        told something new."""
         with self._lock:
             news = any(self._others.get(task) != one for task, one in others.items())
             for task, one in others.items():
@@ -431,13 +469,20 @@ class EventTimes:
                 changed = False
                 for tp in internal:
                     if tp.topic not in topics:
-                        topics[tp.topic] = certain(self.program, tp.topic, known, ends)
+                        topics[tp.topic] = self._told(tp.topic, known, ends, now_ms)
                     changed = self._learn(tp, topics[tp.topic], ends[tp]) or changed
                 if changed:
                     mine.wake.set()
                 news = news or changed
             self._free()
         return news
+
+    def _told(
+        self, topic: str, known: Mapping[TaskId, Committed], ends: Offsets, now_ms: float
+    ) -> Told:
+        writers = told_by_writers(self.program, topic, known, ends)
+        left_ms = self._resumed.left_ms(topic, [one.silent for one in writers], now_ms)
+        return certain(writers, everybody=left_ms > 0)
 
     def _learn(self, tp: TopicPartition, found: Told, end: int) -> bool:
         line = self._lines.setdefault(tp, Timeline())
@@ -542,9 +587,14 @@ class BatchTimes:
     _served_ms: dict[TaskId, float] = field(default_factory=dict)
     left: set[TaskId] = field(default_factory=set)
     """Tasks of the last batches that may take more at once (`BatchRequest.most_taken`)."""
+    _resumed: Resumed[TaskId] = field(init=False)
+    """Of tasks with several inputs."""
     timeless: set[TopicPartition] = field(default_factory=set)
     """Source partitions of which records were read, none of which had a time: as if there were
     none."""
+
+    def __post_init__(self) -> None:
+        self._resumed = Resumed(self.shared.idle_ms)
 
     def forget(self) -> None:
         self._sent.clear()
@@ -590,20 +640,15 @@ class BatchTimes:
         wait_ms = float("inf")
         for name, task in tasks.items():
             rises = held = False
-            for tp, one in self.shared.program.tasks.get(name, {}).items():
-                if tp not in task.positions:
-                    continue
-                begin = self.shared.read_position(task, tp)
-                end = ranges[tp].end if tp in ranges else begin
-                held = held or begin > task.positions[tp]
-                found = (
-                    self.shared.input_time(tp, end)
-                    if one.internal
-                    else InputTime(silent=True)
-                    if tp in silent
-                    else None
-                )
-                if found is None:
+            told_of = self._inputs(name, task, ranges, silent)
+            left_ms = self._left_ms(name, told_of, now_ms)
+            if left_ms:
+                wait_ms = min(wait_ms, left_ms)
+            for tp, (one, found) in told_of.items():
+                held = held or self.shared.read_position(task, tp) > task.positions[tp]
+                if left_ms and found.silent and not one.fed_back:
+                    found = found._replace(silent=False)
+                if found == InputTime():
                     continue
                 times[tp] = found
                 before = self._sent.get(tp, InputTime())
@@ -618,6 +663,34 @@ class BatchTimes:
                 else:
                     wait_ms = min(wait_ms, left_ms)
         return TimedBatch(times, frozenset(due), wait_ms)
+
+    def _inputs(
+        self,
+        name: TaskId,
+        task: ActiveTask,
+        ranges: Ranges,
+        silent: Collection[TopicPartition],
+    ) -> dict[TopicPartition, tuple[TimedInput, InputTime]]:
+        """What is known of the inputs of a task, which are read up to their ranges' ends."""
+        found = {}
+        for tp, one in self.shared.program.tasks.get(name, {}).items():
+            if tp not in task.positions:
+                continue
+            said = InputTime(silent=tp in silent)
+            if one.internal:
+                end = ranges[tp].end if tp in ranges else self.shared.read_position(task, tp)
+                said = self.shared.input_time(tp, end) or InputTime()
+            found[tp] = one, said
+        return found
+
+    def _left_ms(
+        self,
+        name: TaskId,
+        inputs: Mapping[TopicPartition, tuple[TimedInput, InputTime]],
+        now_ms: float,
+    ) -> float:
+        quiet = [said.silent for one, said in inputs.values() if not one.fed_back]
+        return self._resumed.left_ms(name, quiet, now_ms) if len(quiet) > 1 else 0.0
 
     def begins(self, tasks: Iterable[ActiveTask]) -> dict[TopicPartition, int]:
         """Where the new records of inputs begin that hold some back."""

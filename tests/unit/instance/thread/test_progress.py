@@ -1,5 +1,6 @@
 """Event time in a group: who has told what, who is silent, what a batch is told."""
 
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,6 +19,7 @@ from everflow.instance.thread.progress import (
     Watermark,
     certain,
     committed_by_kafka_streams,
+    told_by_writers,
 )
 from everflow.protocol.messages import (
     COMMITTED,
@@ -82,11 +84,14 @@ def times(lead_ms: int = 1_000) -> EventTimes:
 
 
 def learn(
-    shared: EventTimes, others: Mapping[TaskId, Committed] | None = None, **ends: int
+    shared: EventTimes,
+    others: Mapping[TaskId, Committed] | None = None,
+    now_ms: float = 0.0,
+    **ends: int,
 ) -> bool:
     """The brokers' answer; logs without an end given have 10."""
     found = {tp: ends.get(f"{tp.topic}{tp.partition}", 10) for tp in (IN0, IN1, BY0, BY1)}
-    return shared.answered(shared.known(), others or {}, found)
+    return shared.answered(shared.known(), others or {}, found, now_ms)
 
 
 # --- who has told what ----------------------------------------------------------------------------
@@ -115,18 +120,36 @@ def test_the_time_of_a_repartition_topic_is_the_least_that_was_told(
     one: Committed | None, other: Committed | None, wanted: Told
 ) -> None:
     known = {task: found for task, found in ((UP0, one), (UP1, other)) if found is not None}
-    assert certain(PROGRAM, "by", known, {IN0: 10, IN1: 10}) == wanted
+    assert certain(told_by_writers(PROGRAM, "by", known, {IN0: 10, IN1: 10})) == wanted
 
 
 def test_nobody_is_silent_whose_log_has_no_known_end() -> None:
     known = {UP0: told_by(10, 50, silent=True), UP1: told_by(10, 70)}
-    assert certain(PROGRAM, "by", known, {IN1: 10}) == Told(50)
+    assert certain(told_by_writers(PROGRAM, "by", known, {IN1: 10})) == Told(50)
 
 
 def test_who_has_found_records_without_times_only_is_not_waited_for() -> None:
     for at, wanted in ((3, Told(70)), (0, Told(UNKNOWN))):
         known = {UP0: told_by(at, UNKNOWN, silent=True), UP1: told_by(3, 70)}
-        assert certain(PROGRAM, "by", known, {IN0: 10, IN1: 10}) == wanted
+        assert certain(told_by_writers(PROGRAM, "by", known, {IN0: 10, IN1: 10})) == wanted
+
+
+def test_behind_a_silence_of_all_everybody_is_waited_for_again() -> None:
+    shared = times()
+    shared.watch(0, [active(DOWN0)], threading.Event())
+    quiet, goes = told_by(10, 50, silent=True), told_by(11, 90, silent=False)
+    asked = [
+        (0, {UP0: quiet, UP1: quiet}, InputTime(50, 10, silent=True)),
+        (100, {UP0: goes, UP1: quiet}, InputTime(50, 10)),
+        (599, {UP0: goes, UP1: quiet}, InputTime(50, 10)),
+        (600, {UP0: goes, UP1: quiet}, InputTime(90, 10)),
+        (700, {UP0: told_by(10, 95, silent=True), UP1: quiet}, InputTime(95, 10, silent=True)),
+        (800, {UP0: told_by(11, 96, silent=False), UP1: quiet}, InputTime(95, 10)),
+        (900, {UP0: told_by(11, 99), UP1: told_by(11, 97)}, InputTime(97, 10)),
+    ]
+    for now_ms, others, wanted in asked:
+        learn(shared, others, now_ms, in0=10, in1=10)
+        assert shared.input_time(BY0, 10) == wanted, now_ms
 
 
 def test_a_task_is_not_silent_while_who_writes_its_input_is_not() -> None:
@@ -148,8 +171,8 @@ def test_a_task_is_not_silent_while_who_writes_its_input_is_not() -> None:
         DOWN1: Committed({BY1: 5}, silent),
     }
     ends = {IN0: 10, IN1: 10, BY0: 5, BY1: 5}
-    assert certain(program, "all", known, ends).silent
-    assert not certain(program, "all", known, {**ends, IN1: 11}).silent
+    assert certain(told_by_writers(program, "all", known, ends)).silent
+    assert not certain(told_by_writers(program, "all", known, {**ends, IN1: 11})).silent
 
 
 def test_of_kafka_streams_the_partition_time_counts() -> None:
@@ -288,6 +311,30 @@ def test_who_is_ahead_of_the_slowest_is_left_out_of_a_batch() -> None:
     assert found == ({IN0: 1_400, IN1: 1_400}, {IN0: OffsetRange(3, 10)})
     _, left = batches(shared).within(tasks, available, ends, wall_ms=7_000)
     assert left == available, "of a clock that is ahead: the others would not come there soon"
+
+
+def test_behind_a_silence_of_all_inputs_of_a_task_each_is_waited_for_again() -> None:
+    joined, left, right = TaskId(0, 0), TopicPartition("left", 0), TopicPartition("right", 0)
+    program = TimedProgram.of(
+        {joined: (left, right)},
+        [source("left", 0, "left-source"), source("right", 0, "right-source")],
+        {},
+    )
+    task = ActiveTask(id=joined, inputs=(left, right), state=TaskState.RUNNING)
+    task.positions = {left: 3, right: 3}
+    batch = batches(EventTimes(program, lead_ms=1_000, idle_ms=500))
+    quiet = InputTime(silent=True)
+    for now_ms, silent, times, wait_ms in (
+        (0, (left,), {left: quiet}, math.inf),
+        (100, (left, right), {left: quiet, right: quiet}, math.inf),
+        (200, (left,), {}, 500),
+        (600, (left,), {}, 100),
+        (700, (left,), {left: quiet}, math.inf),
+        (800, (left, right), {left: quiet, right: quiet}, math.inf),
+    ):
+        found = batch.of({joined: task}, {}, silent, now_ms)
+        assert found.times == times, now_ms
+        assert (found.wait_ms == wait_ms) or found.due, now_ms
 
 
 def test_what_feeds_nobody_holds_up_nobody_and_is_not_held_up() -> None:
