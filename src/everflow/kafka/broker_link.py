@@ -18,6 +18,7 @@ from kafka.structs import TopicPartition as ClientTopicPartition
 
 from everflow.kafka.errors import LinkLostError, RefusedError, classify_member
 from everflow.kafka.quick_loop import QuickLoop, quicker
+from everflow.kafka.quick_requests import QuickRequest, RequestKind
 from everflow.records import TopicPartition
 
 T = TypeVar("T")
@@ -57,6 +58,7 @@ class BrokerLink:
         self._manager = KafkaConnectionManager(self._net, **settings)
         self._manager._build_transport = quicker(self._manager._build_transport)
         self._cluster = self._manager.cluster
+        self._kinds: dict[tuple[Any, ...], tuple[Any, RequestKind]] = {}
         self._threaded = threaded
         if threaded:
             self._net.start()
@@ -145,15 +147,27 @@ class BrokerLink:
         sent = False
         try:
             connection = self._manager.get_connection(node)
-            await connection
+            if not connection.connected:
+                await connection
             sent = True
             return await connection.send_request(
-                request, None if timeout_s is None else timeout_s * 1000
+                QuickRequest(request, self._kind(connection.broker_version_data, request)),
+                None if timeout_s is None else timeout_s * 1000,
             )
         except client_errors.IncompatibleBrokerVersion as failure:
             raise RefusedError(failure.errno or 35, str(failure)) from failure
         except client_errors.KafkaError as failure:
             raise LinkLostError(f"{failure}", sent=sent) from failure
+
+    def _kind(self, broker: Any, request: Any) -> RequestKind:
+        """``broker``: its versions, which may differ between brokers while they are upgraded.
+        Raises IncompatibleBrokerVersion."""
+        key = type(request), request._min_version, request._max_version
+        known = self._kinds.get(key)
+        if known is None or known[0] is not broker:
+            kind = RequestKind.of(type(request), broker.api_version(request))
+            self._kinds[key] = known = broker, kind
+        return known[1]
 
     def leader(self, tp: TopicPartition) -> int | None:
         client_tp = ClientTopicPartition(tp.topic, tp.partition)

@@ -10,13 +10,14 @@ With `broker_link`, the one place that reaches into kafka-python for this.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import selectors
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from types import MethodType
+from collections.abc import Awaitable, Callable, Generator
+from types import CoroutineType, FunctionType, MethodType
 from typing import Any
 
 import kafka.errors as client_errors
@@ -27,6 +28,7 @@ _log = logging.getLogger(__name__)
 _SOCKET_READ_BYTES = 1 << 20
 _STEPS_OF_A_TURN = 1_000
 """So that tasks which are always ready do not keep the connections waiting."""
+_GIVES_A_COROUTINE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE
 _OVER = (TaskState.DONE, TaskState.CANCELLED)
 
 
@@ -48,7 +50,7 @@ class QuickLoop(NetworkSelector):  # type: ignore[misc]
             except BaseException as failure:
                 future.failure(failure)
 
-        task = Task(run)
+        task = _QuickTask(run())
         self._pending_tasks.add(task)
         before, self._current = self._current, None
         try:
@@ -56,6 +58,12 @@ class QuickLoop(NetworkSelector):  # type: ignore[misc]
         finally:
             self._current = before
         return future
+
+    def call_at(self, when: float, task: Any) -> Task:
+        return super().call_at(when, _as_task(task))
+
+    def call_soon(self, task: Any) -> Task:
+        return super().call_soon(_as_task(task))
 
     def run_ready(self) -> bool:
         """Do all that can be done without the connections; False: there was nothing."""
@@ -140,6 +148,54 @@ class QuickLoop(NetworkSelector):  # type: ignore[misc]
         key = self._selector.get_map().get(socket.fileno())
         if key is None or key.data[0] is not task:
             self.register_event(socket, selectors.EVENT_READ, task)
+
+
+class _QuickTask(Task):  # type: ignore[misc]
+    """Of a coroutine or a plain function, which needs no look at what it is."""
+
+    _stack: Any
+    _res: Any
+    _exc: BaseException | None
+
+    def __init__(self, body: Any) -> None:
+        self._stack = (body, None)
+        self._res = self._exc = self.scheduled_at = None
+        self.state = TaskState.CREATED
+
+    def __call__(self, arg: Any = None) -> Any:
+        stack = self._stack
+        if self._exc is not None or stack is None or stack[1] is not None:
+            return super().__call__(arg)
+        body = stack[0]
+        begun = type(body) is CoroutineType
+        try:
+            found = body.send(None) if begun else body()
+        except StopIteration as end:
+            self._stack, self._res = None, end.value
+            raise
+        except BaseException as failure:
+            self._stack, self._exc = None, failure
+            raise
+        if begun and isinstance(found, (KernelEvent, Future)):
+            return found
+        if found is None and not begun:
+            self._stack = None
+            raise StopIteration
+        self._stack = (_yielding(found), stack if begun else None)
+        return super().__call__(arg)
+
+
+def _yielding(found: Any) -> Generator[Any, Any, Any]:
+    """Of what else a body gives: kafka-python's callbacks give coroutines."""
+    return (yield found)
+
+
+def _as_task(body: Any) -> Task:
+    if isinstance(body, Task):
+        return body
+    function = body.__func__ if type(body) is MethodType else body
+    plain = type(function) is FunctionType and not function.__code__.co_flags & _GIVES_A_COROUTINE
+    return _QuickTask(body) if plain else Task(body)
 
 
 def quicker(build: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
