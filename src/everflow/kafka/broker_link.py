@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeVar
 import kafka.errors as client_errors
 from kafka.net.manager import KafkaConnectionManager
 from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest
-from kafka.structs import TopicPartition as ClientTopicPartition
 
 from everflow.kafka.errors import LinkLostError, RefusedError, classify_member
 from everflow.kafka.quick_loop import QuickLoop, quicker
@@ -170,13 +169,11 @@ class BrokerLink:
         return known[1]
 
     def leader(self, tp: TopicPartition) -> int | None:
-        client_tp = ClientTopicPartition(tp.topic, tp.partition)
-        node = self._cluster.leader_for_partition(client_tp)
+        node = self._cluster.leader_for_partition(tp)
         return None if node in _NO_LEADER else node
 
     def leader_epoch(self, tp: TopicPartition) -> int:
-        client_tp = ClientTopicPartition(tp.topic, tp.partition)
-        epoch = self._cluster.leader_epoch_for_partition(client_tp)
+        epoch = self._cluster.leader_epoch_for_partition(tp)
         return -1 if epoch is None else int(epoch)
 
     def knows(self, node: int) -> bool:

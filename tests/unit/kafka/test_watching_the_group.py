@@ -373,7 +373,7 @@ def test_a_client_reads_what_was_written(records: list[Any], limit: int, joined:
     written = columns_of(records)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(record_encoding, "_JOINED_BYTES", joined)
-        made = encode(written, batch_ends(written.sizes, limit))
+        made = encode(written, batch_ends(written.sizes, limit), written.sizes)
     data = [framed(one, ME, sequence, "none", None) for sequence, one in enumerate(made)]
     assert read_by_a_client(b"".join(data)) == [
         (key, value, time, headers or None) for key, value, time, headers in records
@@ -385,7 +385,9 @@ def test_a_client_reads_what_was_written(records: list[Any], limit: int, joined:
 @given(RECORDS, st.sampled_from(sorted(CODECS)))
 def test_our_own_reader_reads_it_with_any_codec(records: list[Any], codec: str) -> None:
     written = columns_of(records)
-    data = b"".join(framed(one, ME, 0, codec, None) for one in encode(written, [len(records)]))
+    data = b"".join(
+        framed(one, ME, 0, codec, None) for one in encode(written, [len(records)], written.sizes)
+    )
     read = columns(data, batches(data))
     assert read.keys() == [record[0] for record in records]
     assert read.values() == [record[1] for record in records]

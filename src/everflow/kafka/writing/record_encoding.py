@@ -63,8 +63,10 @@ def _lz4(records: pa.Buffer) -> bytes:
     return b"".join([*parts, bytes(4)])
 
 
-_BEFORE_LENGTH = struct.Struct(">qi")
-_BEFORE_CRC = struct.Struct(">ib")
+_HEAD = struct.Struct(">qiibI")
+"""The first offset, the length of what is behind that, the leader's epoch, magic, the checksum."""
+_BEHIND_LENGTH = 9
+"""The bytes of the head behind the length."""
 _CHECKED = struct.Struct(">hiqqqhii")
 _MAGIC = 2
 _TRANSACTIONAL = 0x10
@@ -115,14 +117,22 @@ class RecordColumns(NamedTuple):
 
 
 class EncodedRecords(NamedTuple):
-    """The records of one batch as on the wire. ``columns`` stay beside it: a batch that is too
-    large is made again as two."""
+    """The records of one batch as on the wire: those of ``all`` from ``start`` to ``stop``, which
+    stay beside it, as a batch that is too large is made again as two. Times in ms."""
 
-    columns: RecordColumns
+    all: RecordColumns
+    start: int
+    stop: int
     body: pa.Buffer
+    first_ms: int
+    latest_ms: int
 
     def __len__(self) -> int:
-        return len(self.columns)
+        return self.stop - self.start
+
+    @property
+    def columns(self) -> RecordColumns:
+        return self.all.of(slice(self.start, self.stop))
 
 
 class Producer(NamedTuple):
@@ -133,12 +143,16 @@ class Producer(NamedTuple):
     transactional: bool
 
 
-def encode(columns: RecordColumns, ends: Sequence[int]) -> list[EncodedRecords]:
+def encode(
+    columns: RecordColumns, ends: Sequence[int], record_sizes: Int64
+) -> list[EncodedRecords]:
     """One batch of the records up to each of ``ends`` (rising; the last one is the number of
-    records)."""
+    records). ``record_sizes``: `RecordColumns.sizes`."""
+    if record_sizes.sum() <= _JOINED_BYTES:
+        return _joined(columns, np.array([0, *ends], np.int64))
     found: list[EncodedRecords] = []
     begin = 0
-    sizes = np.concatenate(([0], np.cumsum(columns.sizes)))
+    sizes = np.concatenate(([0], np.cumsum(record_sizes)))
     while begin < len(ends):
         start = ends[begin - 1] if begin else 0
         most = int(np.searchsorted(sizes, sizes[start] + _JOINED_BYTES, side="right")) - 1
@@ -169,28 +183,20 @@ def framed(
     """The batch with its header; ``sequence`` is the number of its first record in this partition
     since the producer's epoch began."""
     body = compressed(codec, level, records.body)
-    times = records.columns.timestamps
+    count = records.stop - records.start
     checked = _CHECKED.pack(
         CODECS[codec] | (_TRANSACTIONAL if producer.transactional else 0),
-        len(records) - 1,
-        int(times[0]),
-        int(times.max()),
+        count - 1,
+        records.first_ms,
+        records.latest_ms,
         producer.producer_id,
         producer.epoch,
         sequence,
-        len(records),
+        count,
     )
     checksum = crc32c(body, crc32c(checked))
-    length = _BEFORE_CRC.size + 4 + len(checked) + len(body)
-    return b"".join(
-        (
-            _BEFORE_LENGTH.pack(0, length),
-            _BEFORE_CRC.pack(NO_EPOCH, _MAGIC),
-            checksum.to_bytes(4, "big"),
-            checked,
-            memoryview(body),
-        )
-    )
+    length = _BEHIND_LENGTH + len(checked) + len(body)
+    return b"".join((_HEAD.pack(0, length, NO_EPOCH, _MAGIC, checksum), checked, body))
 
 
 def encoded_headers(headers: Sequence[Any]) -> pa.Array | None:
@@ -236,10 +242,16 @@ def _joined(columns: RecordColumns, bounds: Int64) -> list[EncodedRecords]:
     _, offset_buffer, data = records.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32, len(columns) + 1)[bounds].tolist()
     edges = bounds.tolist()
+    first_ms = columns.timestamps[bounds[:-1]].tolist()
+    latest_ms = np.maximum.reduceat(columns.timestamps, bounds[:-1]).tolist()
     return [
         EncodedRecords(
-            columns.of(slice(edges[i], edges[i + 1])),
+            columns,
+            edges[i],
+            edges[i + 1],
             data.slice(offsets[i], offsets[i + 1] - offsets[i]),
+            first_ms[i],
+            latest_ms[i],
         )
         for i in range(len(counts))
     ]

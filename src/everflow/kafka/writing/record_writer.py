@@ -83,7 +83,7 @@ class Undelivered(NamedTuple):
     (KIP-467)."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Waiting:
     """A batch that is not yet delivered. ``frame`` is made when it is first sent, and stays as it
     is."""
@@ -135,8 +135,12 @@ class Deliveries:
 
     def put(self, tp: TopicPartition, records: EncodedRecords) -> None:
         sequence = self._sequences.get(tp, 0)
-        self._sequences[tp] = (sequence + len(records)) % _SEQUENCES
-        self._queues.setdefault(tp, deque()).append(_Waiting(records, sequence))
+        self._sequences[tp] = (sequence + records.stop - records.start) % _SEQUENCES
+        waiting, queue = _Waiting(records, sequence), self._queues.get(tp)
+        if queue is None:
+            self._queues[tp] = deque((waiting,))
+        else:
+            queue.append(waiting)
         self.waiting_bytes += records.body.size
 
     def start(self) -> None:
@@ -187,19 +191,21 @@ class Deliveries:
                 self._stale.update(tp.topic for tp in partitions)
 
     async def _by_leader(self) -> dict[int, list[TopicPartition]]:
-        topics = {tp.topic for tp in self._queues}
-        unknown = {tp.topic for tp in self._queues if self.link.leader(tp) is None}
-        self._stale = (unknown | self._stale) & topics
-        try:
-            for topic in sorted(self._stale):
-                await self.link.refresh(topic)
-            self._stale.clear()
-        except LinkLostError:
-            return {}  # no broker can be reached: who waits has a deadline
+        leaders = {tp: self.link.leader(tp) for tp in self._queues}
+        unknown = {tp.topic for tp, node in leaders.items() if node is None}
+        if unknown or self._stale:
+            self._stale = (unknown | self._stale) & {tp.topic for tp in leaders}
+            try:
+                for topic in sorted(self._stale):
+                    await self.link.refresh(topic)
+                self._stale.clear()
+            except LinkLostError:
+                return {}  # no broker can be reached: who waits has a deadline
+            leaders = {tp: self.link.leader(tp) for tp in self._queues}
         found: dict[int, list[TopicPartition]] = {}
         sizes: dict[int, int] = {}
         for tp, queue in self._queues.items():
-            node = self.link.leader(tp)
+            node = leaders[tp]
             if node is None:
                 code = TOPIC_FORBIDDEN if self.link.forbidden(tp.topic) else UNKNOWN_TOPIC
                 self._refused(tp, code, "")
@@ -255,13 +261,14 @@ class Deliveries:
             # The broker has this batch, which was sent again, but does not say where.
             self._fail(tp, DUPLICATE, "delivered at an unknown offset")
             return
-        self._unknown_since.pop(tp, None)
+        if self._unknown_since:
+            self._unknown_since.pop(tp, None)
         queue = self._queues[tp]
-        waiting = queue.popleft()
-        self.waiting_bytes -= waiting.records.body.size
+        records = queue.popleft().records
+        self.waiting_bytes -= records.body.size
         if not queue:
             del self._queues[tp]
-        self.positions[tp] = base_offset + len(waiting.records)
+        self.positions[tp] = base_offset + records.stop - records.start
 
     def _refused(self, tp: TopicPartition, code: int, text: str) -> None:
         waiting = self._queues[tp][0]
@@ -300,7 +307,7 @@ class Deliveries:
         their sequence numbers."""
         waiting = self._queues[tp].popleft()
         columns = waiting.records.columns
-        halves = encode(columns, [len(columns) // 2, len(columns)])
+        halves = encode(columns, [len(columns) // 2, len(columns)], columns.sizes)
         sequence = (waiting.sequence + len(halves[0])) % _SEQUENCES
         self._queues[tp].extendleft(
             [_Waiting(halves[1], sequence), _Waiting(halves[0], waiting.sequence)]
@@ -588,7 +595,7 @@ class RecordWriter:
             ends += found
             owner = TopicPartition(topics[number // width], number % width)
             owners += [owner] * len(found)
-        for owner, records in zip(owners, encode(columns, ends), strict=True):
+        for owner, records in zip(owners, encode(columns, ends, sizes), strict=True):
             self._deliveries.put(owner, records)
         if self._deliveries.waiting_bytes >= _SENT_EARLY_BYTES:
             self._deliveries.start()

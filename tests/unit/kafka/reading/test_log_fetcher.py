@@ -813,7 +813,7 @@ def chunk(headers: list[bytes | None]) -> LogChunk:
     texts = pa.array([str(row).encode() for row in range(count)])
     times = np.arange(count, dtype=np.int64)
     columns = RecordColumns(texts, texts, times, pa.array(bytes_of, pa.binary()))
-    (records,) = encode(columns, [count])
+    (records,) = encode(columns, [count], columns.sizes)
     data = framed(records, Producer(-1, -1, False), -1, "none", None)
     found = record_batches.columns(data, record_batches.batches(data))
     return LogChunk(found, count, count)
