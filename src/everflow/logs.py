@@ -120,6 +120,21 @@ class PrivateFile(RotatingFileHandler):
         how: dict[str, Any] = {"encoding": self.encoding, "errors": self.errors}
         return open(self.baseFilename, self.mode, **how, opener=_private)
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """As the standard one, but each record is formatted once: that does it again to see whether
+        the file would be too large, and looks whether it still is one."""
+        if self.stream is None:
+            super().emit(record)
+            return
+        try:
+            line = self.format(record) + self.terminator
+            if self.stream.tell() + len(line) >= self.maxBytes:
+                self.doRollover()
+            self.stream.write(line)
+            self.flush()
+        except Exception:
+            self.handleError(record)
+
     def handleError(self, record: logging.LogRecord) -> None:
         """The stores report a full disk."""
 

@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 from everflow import metrics as names
@@ -324,6 +325,7 @@ class Instance:
         return found
 
     def open_thread(self, number: int) -> StreamThread:
+        worker = lru_cache(self.settings.memory.worker)  # asked for several times a batch
         services = ThreadServices(
             open_job=self.ports.open_job,
             kill_workers=lambda pids: self.ports.kill_workers(number, pids),
@@ -343,7 +345,7 @@ class Instance:
             global_tasks=self.global_tables.contexts,
             consumed=self.ports.consumed,
             uncaught=lambda error: self.uncaught.limits_for(error),
-            worker_memory=lambda: self.settings.memory.worker(len(self.threads)),
+            worker_memory=lambda: worker(len(self.threads)),
             topic_ids=self.ports.topic_ids,
             doubt_topics=self.ports.doubt_topics,
             times=None if self.group_times is None else self.group_times.times,

@@ -358,10 +358,17 @@ class RetryPolicy:
     """By place of a record on which earlier attempts failed: its handler decides."""
     _replacements: Replacements = field(default_factory=Replacements)
 
+    def __post_init__(self) -> None:
+        self._bounds = self.limits, self.limits
+
     @property
     def bounds(self) -> BatchLimits:
         fitting = self.memory.most_bytes(self.limits.max_bytes, self.worker())
-        return replace(self.limits, max_bytes=fitting)
+        limits, known = self._bounds
+        if limits is not self.limits or known.max_bytes != fitting:
+            known = replace(self.limits, max_bytes=fitting)
+            self._bounds = self.limits, known
+        return known
 
     def resting(self, now_ms: float) -> frozenset[TaskId]:
         """Tasks of which nothing is read now."""

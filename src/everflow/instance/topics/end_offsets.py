@@ -79,6 +79,8 @@ class EndOffsets:
         self._stop = threading.Event()
         self._question_due = threading.Event()
         self._answered = threading.Condition(self._lock)
+        self._awaited = threading.Condition(self._lock)
+        """A thread waits for new records, and the ends may be known."""
         self._asked = self._answers = 0
         """Questions so far, and the last one with an answer."""
         self._fresh_ms = -math.inf
@@ -114,7 +116,8 @@ class EndOffsets:
         with self._lock:
             first = not self._idle
             (self._idle.add if waiting else self._idle.discard)(thread)
-            self._answered.notify_all()
+            if waiting:
+                self._awaited.notify_all()
         if waiting and first and not self.reports:
             self._question_due.set()
 
@@ -211,6 +214,8 @@ class EndOffsets:
             before, self._ends = self._ends, {**kept, **now, **later}
             self._answers, self._fresh_ms = number, began_ms + FRESH_MS
             self._answered.notify_all()
+            if self._idle:
+                self._awaited.notify_all()
         for mine, wake in watched.values():
             if any(self._ends[tp] != before.get(tp) for tp in mine if tp in self._ends):
                 wake.set()
@@ -226,8 +231,9 @@ class EndOffsets:
         """End the polling; returns at once."""
         self._stop.set()
         self._question_due.set()
-        with self._answered:
+        with self._lock:
             self._answered.notify_all()
+            self._awaited.notify_all()
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -293,7 +299,7 @@ class EndOffsets:
 
     def _ends_to_follow(self) -> Offsets | None:
         """All ends, once a thread waits and they are known; None at the end."""
-        with self._answered:
+        with self._lock:
             while not self._stop.is_set():
                 watched = self._all_watched.difference(self._silent)
                 self._live = bool(watched and self._idle and watched <= self._ends.keys())
@@ -301,7 +307,7 @@ class EndOffsets:
                     if len(self._ends) == len(watched):
                         return self._ends
                     return {tp: self._ends[tp] for tp in watched}
-                self._answered.wait()
+                self._awaited.wait()
         return None
 
     def _take_growth(self, grown: Offsets) -> bool:
