@@ -492,13 +492,16 @@ class CommitMetadata(NamedTuple):
     layouts: Mapping[str, Any] = {}
 
 
+_encoded = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
+
+
 def format_metadata(
     batch_id: str,
     stream_times: Mapping[str, int],
     layouts: str = "",
 ) -> str:
     """``ef1|<batch id>|<json of stream times>`` and ``|<json of layouts>``, if any, per input."""
-    times = json.dumps(dict(stream_times), separators=(",", ":"), sort_keys=True)
+    times = _encoded(dict(stream_times))
     return f"{METADATA_PREFIX}|{batch_id}|{times}" + (f"|{layouts}" if layouts else "")
 
 

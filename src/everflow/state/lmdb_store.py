@@ -180,8 +180,9 @@ class LmdbStore:
 
         def changed(meta: StoreMeta) -> StoreMeta:
             meta.check_owner(expected, str(self.path))
-            return replace(
-                meta.moved_to(position, str(self.path)),
+            return meta.moved_to(
+                position,
+                str(self.path),
                 last_batch=batch,
                 inputs={**meta.inputs, **inputs},
                 updated_ms=meta.followed(now_ms),

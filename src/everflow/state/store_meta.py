@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from everflow.clock import believed_ms
 from everflow.errors import StateFormatError, StoreMismatchError
@@ -97,13 +97,14 @@ class StoreMeta:
             return self.updated_ms
         return max(now_ms, believed_ms(self.updated_ms, now_ms, CLOCK_AHEAD_MS))
 
-    def moved_to(self, position: int | None, where: str) -> StoreMeta:
-        """The metadata with a later position (None keeps it). StoreMismatchError for an earlier."""
+    def moved_to(self, position: int | None, where: str, **changes: Any) -> StoreMeta:
+        """The metadata with a later position (None keeps it) and other ``changes`` of its fields.
+        StoreMismatchError for an earlier."""
         if position is None:
-            return self
+            return replace(self, **changes) if changes else self
         if self.position is not None and position < self.position:
             raise StoreMismatchError(
                 f"Nothing was written to the store in {where}: it is at changelog offset "
                 f"{self.position} and cannot go back to {position}."
             )
-        return replace(self, position=position)
+        return replace(self, position=position, **changes)

@@ -116,8 +116,8 @@ class GateClient:
         return WorkerClients(answer["reader"], answer["producer"])
 
     def commit(self, batch: str, offsets: Sequence[tuple[str, int, int, str]]) -> GateAnswer:
-        """May ``batch`` commit these ``(topic, partition, offset, metadata)``? Answered once per
-        batch id."""
+        """May ``batch`` commit, and at least once these ``(topic, partition, offset, metadata)``?
+        Answered once per batch id."""
         return GateAnswer.of(
             self._ask(
                 {"op": "commit", "batch": batch, "offsets": [list(offset) for offset in offsets]}
@@ -245,7 +245,9 @@ class WorkerPorts:
     def ask(
         self, request: BatchRequest, offsets: Sequence[tuple[str, int, int, str]]
     ) -> GateAnswer:
-        return _gate(request.gate).commit(request.batch_id, offsets)
+        # Under exactly once they go into the transaction, not through the driver.
+        told = () if request.guarantee == EXACTLY_ONCE_V2 else offsets
+        return _gate(request.gate).commit(request.batch_id, told)
 
     def apply(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple, Protocol
 
@@ -219,9 +219,7 @@ class KafkaSink:
                 given = deliver(request, result, sources, self.ports.reached)
         while True:
             try:
-                done = batch.transacted(letters, corrections)
-                figures = done.figures._replace(rows=[*result.rows, *given])
-                return replace(done, left_out=left_out, figures=figures) if done.committed else done
+                return batch.transacted(letters, corrections, left_out, given)
             except (LetterTooLargeError, LetterRefusedError) as error:
                 assert letters is not None
                 letters.refused(error)
@@ -273,9 +271,14 @@ class _Transaction:
         return min(FLUSH_TIMEOUT_S, open_ms / 1000 + ENDED_LATE_S)
 
     def transacted(
-        self, letters: Letters | None, corrections: Sequence[LeftOutEntries]
+        self,
+        letters: Letters | None,
+        corrections: Sequence[LeftOutEntries],
+        left_out: list[str],
+        given: Sequence[Rows],
     ) -> BatchResult:
-        """One transaction. Raises as `KafkaSink.__call__`, and LetterTooLargeError."""
+        """One transaction. ``left_out``: as in the result; ``given``: what sinks outside Kafka
+        took. Raises as `KafkaSink.__call__`, and LetterTooLargeError."""
         ports, request, result = self.sink.ports, self.request, self.result
         ports.reached(BEFORE_TRANSACTION)
         writer = ports.writer(request)
@@ -321,7 +324,8 @@ class _Transaction:
             deferred_offsets=answer.deferred,
             timings=result.timings,
             blocked_ms=writer.blocked_ms,
-            figures=figures_of(result),
+            figures=figures_of(result)._replace(rows=[*result.rows, *given]),
+            left_out=left_out,
             printed=result.printed,
             remarks=result.remarks,
             silent=request.silent,
@@ -494,17 +498,16 @@ def columns_of(output: SinkOutput, partition_count: Callable[[str], int]) -> Ite
         partition: Int64 | None = None
         if output.partitions is not None:
             rows, partition = output.partitions.of(topic, rows, partition_count(topic))
-        keys, values, batch = output.keys, output.values, output.batch
+        keys, values, times = output.keys, output.values, output.batch.timestamp
+        found = output.batch.headers
         if rows is not None:
             index = pa.array(rows)
-            keys, values, batch = keys.take(index), values.take(index), batch.take(rows)
+            keys, values, times = keys.take(index), values.take(index), times[rows]
+            found = None if found is None else found.take(index)
         headers = None
-        if (
-            batch.headers is not None
-            and pc.any(pc.greater(pc.list_value_length(batch.headers), 0)).as_py()
-        ):
-            headers = listed_headers(batch.headers, len(batch))
-        yield topic, keys, values, batch.timestamp, partition, headers
+        if found is not None and pc.any(pc.greater(pc.list_value_length(found), 0)).as_py():
+            headers = listed_headers(found, len(times))
+        yield topic, keys, values, times, partition, headers
 
 
 def _by_topic(output: SinkOutput) -> Iterator[tuple[str, Int64 | None]]:

@@ -939,17 +939,18 @@ class Partitions:
     said: pa.Array | None
     keys: pa.Array
 
-    def of(self, topic: str, rows: Int64 | None, count: int) -> tuple[Int64, Int64]:
-        """Rows, and the partition of each, for the records in ``rows`` (None: all) that go to a
+    def of(self, topic: str, rows: Int64 | None, count: int) -> tuple[Int64 | None, Int64]:
+        """Rows (None: all), and the partition of each, for the records in ``rows`` that go to a
         topic of ``count`` partitions; a row is there once for each of its partitions. RecordFailure
         for a record without one."""
         failures, said, by = self.failures, self.said, self.op.partitioner
-        wanted = _all(failures.batch) if rows is None else rows
         if isinstance(by, KeyField) or (isinstance(by, str) and by in (*BY_HASH, OF_WINDOWS)):
-            keys = self.keys.take(pa.array(wanted))
+            keys = self.keys if rows is None else self.keys.take(pa.array(rows))
             found_by_hash = partitions_of(by, topic, keys, self.op.key_serde, count)
-            found_by_hash[~valid(keys)] = BY_KEY
-            return wanted, found_by_hash
+            if keys.null_count:
+                found_by_hash[~valid(keys)] = BY_KEY
+            return rows, found_by_hash
+        wanted = _all(failures.batch) if rows is None else rows
         if said is not None and pa.types.is_integer(said.type):
             numbers = said.fill_null(BY_KEY).to_numpy(zero_copy_only=False)[wanted]
             wrong = valid(said)[wanted] & ((numbers < 0) | (numbers >= count))
