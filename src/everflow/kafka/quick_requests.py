@@ -29,8 +29,9 @@ class RequestKind(NamedTuple):
     version: int
     flexible: bool
     encode: Callable[[Any, Any], None]
-    """Without tagged fields: for a request that has some, `tagged` is used."""
+    """Of a request without tagged fields of its own."""
     tagged: Callable[[Any, Any], None]
+    """Asks the request and every record in it for tagged fields."""
     answer: Any
     """The class of the answer, in this version."""
     plain_head: bool
@@ -50,7 +51,9 @@ class RequestKind(NamedTuple):
             version,
             flexible,
             kind._struct.compiled_encode_into(
-                version, compact=flexible, tagged=None if flexible else False
+                version,
+                compact=flexible,
+                tagged=None if flexible and not _tagged_inside(kind._struct, version) else flexible,
             ),
             kind._struct.compiled_encode_into(version, compact=flexible, tagged=flexible),
             answer,
@@ -60,6 +63,18 @@ class RequestKind(NamedTuple):
                 version, compact=answers_flexible, tagged=answers_flexible, data_class=made
             ),
         )
+
+
+def _tagged_inside(struct: Any, version: int) -> bool:
+    """Whether records in a message may have tagged fields in this version."""
+    inside = [
+        field
+        for field in struct.fields.values()
+        if field.for_version_q(version) and (field.is_struct() or field.is_struct_array())
+    ]
+    return any(
+        field.tagged_fields(version)._names or _tagged_inside(field, version) for field in inside
+    )
 
 
 class QuickRequest:

@@ -95,6 +95,18 @@ def test_a_tagged_field_is_written() -> None:
     assert quick.encode(framed=True, header=True) == plain.encode(framed=True, header=True)
 
 
+def test_a_tagged_field_of_a_record_in_a_request_is_written() -> None:
+    fields = fetch()
+    fields["topics"][0].partitions[0].replica_directory_id = uuid.UUID(int=3)
+    plain = FetchRequest(version=17, **fields)
+    plain.with_header(correlation_id=SENT, client_id=CLIENT)
+    quick = QuickRequest(FetchRequest(**fields), RequestKind.of(FetchRequest, 17))
+    quick.with_header(SENT, CLIENT)
+    made = quick.encode(framed=True, header=True)
+    assert made == plain.encode(framed=True, header=True)
+    assert uuid.UUID(int=3).bytes in made
+
+
 def received(answer: Any, correlation_id: int) -> KafkaBytes:
     answer.with_header(correlation_id=correlation_id)
     data = answer.encode(header=True)
