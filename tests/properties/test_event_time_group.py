@@ -121,6 +121,8 @@ def run(
     *,
     two_topics: bool = False,
     arrivals: list[tuple[float, RawRecord]] | None = None,
+    moves: int | None = None,
+    most_records: int | None = None,
 ) -> Group:
     chance = random.Random(seed)
     arrivals = drawn(chance) if arrivals is None else arrivals
@@ -133,10 +135,11 @@ def run(
         arrivals=arrivals,
         chance=chance,
         lead_ms=chance.choice([MINUTE_MS, 30 * MINUTE_MS]),
-        moves=chance.choice([0, 0, 5]),
+        moves=chance.choice([0, 0, 5]) if moves is None else moves,
         pause=pause,
         deadly=deadly,
     )
+    group.most_records = most_records or group.most_records
     group.run(END_MS)
     return group
 
@@ -182,6 +185,18 @@ def test_behind_an_outage_of_all_sources_everybody_is_waited_for_again(
         for place, (at, record) in enumerate(drawn(chance))
     ]
     group = run(engine, seed, arrivals=sorted(arrivals, key=lambda one: one[0]))
+    assert group.dropped[LATE] == 0
+    assert not group.unread
+    assert counted(group) == closed_sales(group)
+
+
+MOVING_SEEDS = range(8)
+
+
+@pytest.mark.parametrize("seed", MOVING_SEEDS)
+def test_a_task_goes_on_wherever_it_was_interrupted(engine: Engine, seed: int) -> None:
+    """Also behind a batch that took less than it could have taken."""
+    group = run(engine, seed, moves=200, most_records=2)
     assert group.dropped[LATE] == 0
     assert not group.unread
     assert counted(group) == closed_sales(group)

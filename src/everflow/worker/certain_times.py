@@ -174,10 +174,12 @@ class _Input:
 
 
 class _Group(NamedTuple):
-    """Inputs of a task whose records are taken in order of time, up to ``cut`` (None: all)."""
+    """Inputs of a task whose records are taken in order of time, up to ``cut`` (None: all).
+    ``limited``: more could be taken (``most_taken``)."""
 
     inputs: Sequence[_Input]
     cut: Cut | None
+    limited: bool = False
 
 
 @dataclass(kw_only=True)
@@ -257,12 +259,12 @@ class CertainTimes:
     def _take(self, task: TaskId, groups: list[_Group], before: Mapping[str, int]) -> None:
         inputs = [one for group in groups for one in group.inputs]
         told, names = dict[int, Told](), dict[str, int]()
-        for group, cut in groups:
+        for group, cut, limited in groups:
             for one in group:
                 self._taken(one, cut)
                 ms = one.certain.ms if cut is None else min(one.certain.ms, cut.ms)
                 told[one.source.index] = Told(ms, one.certain.silent)
-                names |= self._names(one, cut)
+                names |= self._names(one, cut, limited=limited)
         self.inputs[task] = told
         self.names[task] = {name: max(ms, before.get(name, UNKNOWN)) for name, ms in names.items()}
         # Of one time the rows of the first source come first, each in the order of its log.
@@ -304,7 +306,7 @@ class CertainTimes:
             self.more -= most
         return taken
 
-    def _names(self, one: _Input, cut: Cut | None) -> dict[str, int]:
+    def _names(self, one: _Input, cut: Cut | None, *, limited: bool) -> dict[str, int]:
         timed = one.source.timed
         if one.source.kind != "repartition":
             # Nothing earlier than what is left comes any more. Other instances go by this time
@@ -312,6 +314,9 @@ class CertainTimes:
             head = self.heads.get(one.log)
             return {timed + IN: one.certain.ms if head is None else head - 1}
         found = {timed + IN: one.certain.ms}
+        if limited and cut is not None:
+            # Whoever has the task next sees by this that the certain time is higher.
+            found = {timed + IN: min(one.certain.ms, cut.up_to(one.source.index))}
         if one.source.held:
             done = (
                 cut.up_to(one.source.index)
@@ -469,7 +474,9 @@ def _limited(groups: dict[TaskId, list[_Group]], most: int) -> _Limited:
     left = one.rows[taken & (one.times == ms[order[count]])]
     limited = {
         task: [
-            group._replace(cut=cuts.get((task, number), group.cut))
+            group
+            if (cut := cuts.get((task, number), group.cut)) == group.cut
+            else group._replace(cut=cut, limited=True)
             for number, group in enumerate(of_task)
         ]
         for task, of_task in groups.items()

@@ -111,7 +111,12 @@ def test_a_search_takes_the_earliest_records_and_says_which_is_next() -> None:
     assert not found.kept.any()
     assert next_of(found) == [1, 4], "of one time: a position does not tell them apart"
     assert found.consumed == {LOG: 0}
-    assert found.names[TASK] == {"rows/idle": 110, "rows/read": 5, "rows/done": -1}
+    assert found.names[TASK] == {"rows/idle": -1, "rows/read": 5, "rows/done": -1}
+    one_more = taken(times, known, most_taken=3)
+    assert next_of(one_more) == [0]
+    assert one_more.names[TASK] == {"rows/idle": 60, "rows/read": 5, "rows/done": 60}, (
+        "whoever has the task next, and is told 110, has something to do"
+    )
     found = taken(times, known, most_taken=1)
     assert found.kept.tolist() == [False, True, False, False, True]
     assert next_of(found) == [3]

@@ -185,8 +185,10 @@ class BatchPlanner:
             self._written_ms |= dict.fromkeys(mine & self.every_ms.keys(), now_ms)
         # An input that ran dry may hold the others back (D3): wait for it to grow.
         if not is_empty(planned.new):
-            # One whose records wait for answers does not: the next batch waits for these.
-            waits = read == 0 and not result.silent and not result.counts.get(LEFT)
+            # One whose records wait for answers does not: the next batch waits for these. Nor does
+            # one that left records since it had taken as many as it may of others.
+            more = result.counts.get(LEFT) or result.next
+            waits = read == 0 and not result.silent and not more
             seen = _Seen(planned.log_ends, planned.times, planned.until_ms)
             self._stuck_at = seen if waits else None
 
