@@ -342,7 +342,10 @@ class EventTimes:
         with self._lock:
             line = self._lines.get(tp)
             at, ms = line.before(end) if line is not None else (-1, UNKNOWN)
-            silent = self._silent.get(tp, end + 1) <= end
+            was = self._silent.get(tp)
+        silent = was == end
+        if was is not None and was < end:  # somebody has written since, if only a marker
+            self.due.set()
         return InputTime(ms, at, silent) if silent or ms != UNKNOWN else None
 
     def until_ms(self, ends: Offsets, thread: int | None = None) -> dict[TopicPartition, int]:
@@ -486,14 +489,14 @@ class EventTimes:
 
     def _learn(self, tp: TopicPartition, found: Told, end: int) -> bool:
         line = self._lines.setdefault(tp, Timeline())
-        before = line.before(end)[1], tp in self._silent
+        before = line.before(end)[1], self._silent.get(tp)
         if found.ms != UNKNOWN:
             line.add(end, found.ms)
         if found.silent:
             self._silent[tp] = end
         else:
             self._silent.pop(tp, None)
-        return before != (line.before(end)[1], tp in self._silent)
+        return before != (line.before(end)[1], self._silent.get(tp))
 
     # --- for people -------------------------------------------------------------------------------
 

@@ -149,6 +149,10 @@ def test_behind_a_silence_of_all_everybody_is_waited_for_again() -> None:
     ]
     for now_ms, others, wanted in asked:
         learn(shared, others, now_ms, in0=10, in1=10)
+        shared.due.clear()
+        newer = shared.input_time(BY0, 12)
+        assert newer == wanted._replace(silent=False), "somebody has written behind that end"
+        assert shared.due.is_set() == wanted.silent, "who, the brokers are to say"
         assert shared.input_time(BY0, 10) == wanted, now_ms
 
 
