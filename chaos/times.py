@@ -64,7 +64,7 @@ KINDS = (SLOW, OUT, KILL, DRAIN, PAUSE)
 EVENTS_OF_A_DRAW = (0, 1, 1, 2, len(KINDS))
 HIGHEST, LOWEST = "highest", "lowest"
 MOST_BATCH = 500_000
-BATCHES_OF_A_DRAW = 400
+BATCHES_OF_A_DRAW = 200
 """A draw with small batches has fewer records: each batch is a transaction."""
 LIVE_PER_S, LIVE_EVERY_S = 1_000, 0.02
 STOPPED_S, GOING_S, SLOW_FOR_S = 1.2, 0.3, 12.0
@@ -77,7 +77,7 @@ QUIET_S = 12.0
 source has moved by then."""
 REPEATED_S = 1.0
 """Results that are right may become wrong for so long."""
-START_S, EVENT_S, END_S = 300.0, 120.0, 300.0
+START_S, EVENT_S, END_S = 300.0, 300.0, 300.0
 POLL_S = 0.1
 SHOWN = 5
 SETTINGS: Mapping[str, Any] = {
