@@ -57,17 +57,15 @@ class Cut(NamedTuple):
 @dataclass(kw_only=True)
 class _Input:
     """An input of a task in this batch. ``rows``: of the batch, in the order of the log; ``times``:
-    where each stands in the task's order; ``earliest``: the least own time from each on, which one
-    record far ahead does not move; ``new``: those that are not done yet; ``certain``: what is
-    certain behind all that was read; ``end``: where the range ends, ``read``: up to where it was
-    ever read; ``full``: there is no room to read on; ``short``: the range ends in front of what was
-    read before, as the first one on another thread may, which has less room or other tasks."""
+    where each stands in the task's order; ``new``: those that are not done yet; ``certain``: what
+    is certain behind all that was read; ``end``: where the range ends, ``read``: up to where it
+    was ever read; ``full``: there is no room to read on; ``short``: the range ends in front of what
+    was read before, as the first one on another thread may, which has less room or other tasks."""
 
     source: Source
     log: TopicPartition
     rows: Int64
     times: Int64
-    earliest: Int64
     new: _Flags
     certain: Told
     end: int
@@ -77,6 +75,8 @@ class _Input:
     short: bool = False
     known: int = UNKNOWN
     """The time that was certain before."""
+    ahead_ms: int = UNKNOWN
+    """The least own time of what lies too far ahead (``until_ms``), if anything does."""
 
     @property
     def late(self) -> _Flags:
@@ -108,15 +108,18 @@ class _Input:
         said = request.times.get(log, _NOTHING)
         if source.kind != "repartition":
             place = np.maximum.accumulate(np.maximum(times, known))
-            earliest, new = _earliest_behind(times), np.ones(len(rows), bool)
+            new, ahead_ms = np.ones(len(rows), bool), UNKNOWN
             if (until_ms := request.until_ms.get(log)) is not None:
+                earliest = np.minimum.accumulate(times[::-1])[::-1]
                 # For a time that the wall clock has not reached the others would not come soon.
                 left = (earliest > until_ms) & (earliest <= request.wall_clock_ms)
                 new = ~np.logical_or.accumulate(left)
+                if not new.all():
+                    ahead_ms = int(earliest[~new][0])
             # Nothing earlier than what is left comes any more, and those that wait for this source
             # must not wait for a record that waits for them.
             last = int(place[new][-1]) if new.any() else known
-            last = last if new.all() else max(last, int(earliest[~new][0]) - 1)
+            last = max(last, ahead_ms - 1)
             task = source.task(log)
             if new.all() and end >= request.log_ends[log]:
                 last = max(last, request.idle.get(task, {}).get(source.timed + IN, UNKNOWN))
@@ -125,8 +128,8 @@ class _Input:
                 log=log,
                 rows=rows,
                 times=place,
-                earliest=earliest,
                 new=new,
+                ahead_ms=ahead_ms,
                 certain=Told(last, said.silent),
                 end=end,
             )
@@ -141,7 +144,6 @@ class _Input:
                 log=log,
                 rows=rows,
                 times=place,
-                earliest=_earliest_behind(times),
                 new=new,
                 certain=certain,
                 end=end,
@@ -158,7 +160,6 @@ class _Input:
             log=log,
             rows=rows,
             times=np.maximum(times, done),
-            earliest=_earliest_behind(times),
             new=new,
             certain=certain,
             end=end,
@@ -290,7 +291,7 @@ class CertainTimes:
         elif len(left):
             # One that waits for other inputs goes by its place: once these have come there.
             at = int(np.argmin(taken))
-            self.heads[one.log] = int(one.times[at] if one.new[at] else one.earliest[at])
+            self.heads[one.log] = int(one.times[at]) if one.new[at] else one.ahead_ms
 
     def _of_full(self, one: _Input) -> _Flags:
         """In the order of the log."""
@@ -313,10 +314,11 @@ class CertainTimes:
             # (``max.event.time.lead``): by that of what was taken, each would wait for the other.
             head = self.heads.get(one.log)
             return {timed + IN: one.certain.ms if head is None else head - 1}
-        found = {timed + IN: one.certain.ms}
+        ms = one.certain.ms
         if limited and cut is not None:
-            # Whoever has the task next sees by this that the certain time is higher.
-            found = {timed + IN: min(one.certain.ms, cut.up_to(one.source.index))}
+            # The next owner of the task sees by this that the certain time is higher.
+            ms = min(ms, cut.up_to(one.source.index))
+        found = {timed + IN: ms}
         if one.source.held:
             done = (
                 cut.up_to(one.source.index)
@@ -474,20 +476,14 @@ def _limited(groups: dict[TaskId, list[_Group]], most: int) -> _Limited:
     left = one.rows[taken & (one.times == ms[order[count]])]
     limited = {
         task: [
-            group
-            if (cut := cuts.get((task, number), group.cut)) == group.cut
-            else group._replace(cut=cut, limited=True)
+            group._replace(cut=cuts[task, number], limited=True)
+            if (task, number) in cuts
+            else group
             for number, group in enumerate(of_task)
         ]
         for task, of_task in groups.items()
     }
     return _Limited(limited, (one.log, left), 0)
-
-
-def _earliest_behind(times: Int64) -> Int64:
-    """Of each record the least time of it and all behind it."""
-    found: Int64 = np.minimum.accumulate(times[::-1])[::-1]
-    return found
 
 
 def _rows_of(batch: BatchInput) -> dict[tuple[int, int], Int64]:

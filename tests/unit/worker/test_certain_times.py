@@ -115,7 +115,7 @@ def test_a_search_takes_the_earliest_records_and_says_which_is_next() -> None:
     one_more = taken(times, known, most_taken=3)
     assert next_of(one_more) == [0]
     assert one_more.names[TASK] == {"rows/idle": 60, "rows/read": 5, "rows/done": 60}, (
-        "whoever has the task next, and is told 110, has something to do"
+        "the next owner, who is told 110, has something to do"
     )
     found = taken(times, known, most_taken=1)
     assert found.kept.tolist() == [False, True, False, False, True]

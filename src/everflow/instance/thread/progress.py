@@ -187,19 +187,20 @@ class Resumed(Generic[_Name]):
     outage of what feeds them, all are waited for again from when the first one goes on: the others
     may have as much to tell, a moment later. By what goes on together; monotonic ms."""
 
-    idle_ms: float
-    _quiet: set[_Name] = field(default_factory=set)
-    _since: dict[_Name, float] = field(default_factory=dict)
+    _since: dict[_Name, float | None] = field(default_factory=dict)
+    """None: all are silent."""
 
-    def left_ms(self, name: _Name, silent: Collection[bool], now_ms: float) -> float:
+    def left_ms(
+        self, name: _Name, silent: Collection[bool], idle_ms: float, now_ms: float
+    ) -> float:
         """So long nobody's silence counts. ``silent``: of each of them."""
+        since = self._since.get(name, -math.inf)
         if all(silent):
-            self._quiet.add(name)
-            self._since.pop(name, None)
-        elif name in self._quiet:
-            self._quiet.discard(name)
-            self._since[name] = now_ms
-        return max(0.0, self._since.get(name, -math.inf) + self.idle_ms - now_ms)
+            self._since[name] = None
+            return 0.0
+        if since is None:
+            since = self._since[name] = now_ms
+        return max(0.0, since + idle_ms - now_ms)
 
 
 def _is_silent(
@@ -286,14 +287,11 @@ class EventTimes:
     """Repartition partitions all of whose writers are silent, and the end of the log then."""
     _moved: dict[TopicPartition, int] = field(default_factory=dict)
     """When source partitions got on last (epoch ms)."""
-    _resumed: Resumed[str] = field(init=False)
+    _resumed: Resumed[str] = field(default_factory=Resumed)
     """By repartition topic."""
     _held_up: set[int] = field(default_factory=set)
     """Threads that wait for slower source partitions."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self._resumed = Resumed(self.idle_ms)
 
     # --- called by stream threads -----------------------------------------------------------------
 
@@ -484,7 +482,8 @@ class EventTimes:
         self, topic: str, known: Mapping[TaskId, Committed], ends: Offsets, now_ms: float
     ) -> Told:
         writers = told_by_writers(self.program, topic, known, ends)
-        left_ms = self._resumed.left_ms(topic, [one.silent for one in writers], now_ms)
+        silent = [one.silent for one in writers]
+        left_ms = self._resumed.left_ms(topic, silent, self.idle_ms, now_ms)
         return certain(writers, everybody=left_ms > 0)
 
     def _learn(self, tp: TopicPartition, found: Told, end: int) -> bool:
@@ -590,14 +589,11 @@ class BatchTimes:
     _served_ms: dict[TaskId, float] = field(default_factory=dict)
     left: set[TaskId] = field(default_factory=set)
     """Tasks of the last batches that may take more at once (`BatchRequest.most_taken`)."""
-    _resumed: Resumed[TaskId] = field(init=False)
+    _resumed: Resumed[TaskId] = field(default_factory=Resumed)
     """Of tasks with several inputs."""
     timeless: set[TopicPartition] = field(default_factory=set)
     """Source partitions of which records were read, none of which had a time: as if there were
     none."""
-
-    def __post_init__(self) -> None:
-        self._resumed = Resumed(self.shared.idle_ms)
 
     def forget(self) -> None:
         self._sent.clear()
@@ -693,7 +689,9 @@ class BatchTimes:
         now_ms: float,
     ) -> float:
         quiet = [said.silent for one, said in inputs.values() if not one.fed_back]
-        return self._resumed.left_ms(name, quiet, now_ms) if len(quiet) > 1 else 0.0
+        if len(quiet) < 2:
+            return 0.0
+        return self._resumed.left_ms(name, quiet, self.shared.idle_ms, now_ms)
 
     def begins(self, tasks: Iterable[ActiveTask]) -> dict[TopicPartition, int]:
         """Where the new records of inputs begin that hold some back."""
