@@ -567,7 +567,7 @@ def partitions_said(sink: SinkOp, keys: list[Any], count: int) -> list[int]:
     written = pa.array([sink.key_serde.encode(key) for key in keys], pa.binary())
     said = Partitions(op=sink, failures=Failures(sink, (), bare), said=None, keys=written)
     rows, found = said.of("out", None, count)
-    assert rows is None or rows.tolist() == list(range(len(keys)))
+    assert rows is None, "of all"
     return [int(one) for one in found]
 
 
